@@ -25,6 +25,8 @@
     │   ├── RunActive                  1   a run is going already
     │   ├── RunNotFound                1
     │   ├── PreflightFailed            1
+    │   ├── DatasetError               1   the dataset is missing, unreadable, or too much of it had to be dropped
+    │   ├── OutputMismatch             1   the output folder holds another run's data; names what changed
     │   └── LabError                   1   the embedded host could not be built or started
     ├── AuditBroken                    1   the libraries will not work together
     ├── PatchError                     1   a patch could not be planned, applied or proved
@@ -166,6 +168,14 @@ class RunNotFound(HostStateError):
 
 
 class PreflightFailed(HostStateError):
+    pass
+
+
+class DatasetError(HostStateError):
+    pass
+
+
+class OutputMismatch(HostStateError):
     pass
 
 
