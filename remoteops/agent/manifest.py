@@ -8,6 +8,8 @@ Standard library only: the pull and preflight verbs read it without a venv.
 from __future__ import annotations
 
 import array
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -26,7 +28,9 @@ PARTIAL = ".part"  # every unfinished file ends so; never "pt", which trainers o
 
 # What must not change under a resumed run, and how each is called in a message.
 IDENTITY = {"model_fingerprint": "the model", "dataset_sha256": "the dataset", "layers": "the layer ids", "dtype": "the dtype",
-            "format": "the output format", "max_length": "the maximum length", "seed": "the seed", "chat_template_sha256": "the chat template"}
+            "format": "the output format", "max_length": "the maximum length", "chat_template_sha256": "the chat template"}
+LOCK = ".remoteops.lock"
+_LOCKS: List[int] = []  # held until the process ends, also by workers it forks
 
 
 class Identified(Exception):
@@ -140,6 +144,23 @@ def open_output(out: str, header: Mapping[str, Any]) -> Output:
         _end_torn_line(os.path.join(out, NAME))
     sweep(out)
     return found
+
+
+def lock(out: str) -> None:
+    """Keep this folder to this process for its life. Raises AgentError(RunActive) when another one has it.
+
+    File systems without locks (some network ones) are not guarded; run directories are then the only guard.
+    """
+    os.makedirs(out, exist_ok=True)
+    fd = os.open(os.path.join(out, LOCK), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            os.close(fd)
+            raise AgentError("RunActive", "another run is writing into %s" % out, tried="locking %s" % LOCK,
+                             hint="wait for it, stop it (fab stop), or choose another output folder") from None
+    _LOCKS.append(fd)
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> List[Dict[str, Any]]:

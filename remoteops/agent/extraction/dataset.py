@@ -21,13 +21,14 @@ class Row(NamedTuple):
     loss_mask: List[int]
 
 
-class Loaded(NamedTuple):
+class Loaded:
     """Rows in ascending order of index, and what happened to the rest (``report``, JSON)."""
 
-    rows: List[Row]
-    report: Dict[str, Any]
+    def __init__(self, rows: List[Row], report: Dict[str, Any]) -> None:
+        self.rows = rows
+        self.report = report
 
-    def __iter__(self) -> Iterator[Row]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
     def __len__(self) -> int:
