@@ -1,0 +1,101 @@
+"""The embedded host ``lab``: a private sshd, real vLLM on the CPU, a tiny model; to the rest of remoteops a host like any other.
+
+``resolve(host)`` turns a host with ``connect: lab`` into an ordinary SSH host and brings it up first where needed.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remoteops.lab.place import Place, Report, profile, profiles, to_stderr
+
+if TYPE_CHECKING:
+    from remoteops.inventory import Host
+
+__all__ = ["down", "resolve", "status", "up"]
+
+
+def resolve(host: Host, report: Report = to_stderr) -> Host:
+    """The lab as the SSH host it is. Does nothing but read one record when the lab is up.
+
+    Raises LabError when it cannot be built or started.
+    """
+    if host.connect != "lab":
+        return host
+    place = Place(host.lab.profile)
+    _bring_up(place, host, report)
+    return _as_ssh(place, host)
+
+
+def up(name: str = "seed", report: Report = to_stderr) -> dict[str, Any]:
+    """Build, start and furnish the host of a profile; returns its status."""
+    from remoteops.inventory import Host, LabSpec
+    place = Place(profile(name).name)
+    _bring_up(place, Host(name="lab", connect="lab", lab=LabSpec(profile=name)), report)
+    return status(name)
+
+
+def status(name: str | None = None) -> dict[str, Any]:
+    """What there is of the lab: for each profile whether it is built and running, its port, versions and size."""
+    from remoteops.lab import server
+    labs = []
+    for each in [profile(name).name] if name else profiles():
+        place = Place(each)
+        state = place.state()
+        labs.append({"profile": each, "title": profile(each).title, "root": str(place.root), "built": "venv" in state,
+                     "running": server.running(place), "server": state.get("server"), "port": state.get("port"),
+                     "versions": state.get("versions", {}), "furnished": "furnished" in state,
+                     "ssh": f"ssh -F {place.ssh_config} lab"})
+    return {"schema": "remoteops.lab/1", "labs": labs}
+
+
+def down(name: str | None = None, *, purge: bool = False, report: Report = to_stderr) -> dict[str, Any]:
+    """Stop the server of one profile, or of all; ``purge`` also removes everything that profile has on disk."""
+    import shutil
+
+    from remoteops.lab import server
+    done = []
+    for each in [profile(name).name] if name else profiles():
+        place = Place(each)
+        stopped = server.stop(place)
+        if stopped:
+            report(f"{each}: server stopped")
+        if purge and place.root.exists():
+            report(f"{each}: removing {place.root}")
+            shutil.rmtree(place.root)
+        done.append({"profile": each, "stopped": stopped, "purged": purge and not place.root.exists()})
+    return {"schema": "remoteops.lab.down/1", "labs": done}
+
+
+def _bring_up(place: Place, host: Host, report: Report) -> None:
+    from remoteops.lab import server
+    spec = profile(place.name)
+    state = place.state()
+    if state.get("venv") != spec.fingerprint or not place.python.exists():
+        from remoteops.lab import build
+        place.prepare()
+        with place.locked(report):
+            build.ensure(place, spec, report)
+    if not server.running(place):
+        place.prepare()
+        with place.locked(report):
+            server.ensure(place, report)
+    from remoteops.lab import furnish
+    if place.state().get("furnished") != furnish.wanted(place):
+        with place.locked(report):
+            furnish.ensure(place, _as_ssh(place, host), report)
+
+
+def _as_ssh(place: Place, host: Host) -> Host:
+    state = place.state()
+    return host.model_copy(update={
+        "connect": "ssh", "address": "127.0.0.1", "port": int(state["port"]), "user": str(state["user"]),
+        "identity_files": (str(place.user_key),), "known_hosts": (str(place.known_hosts),),
+        "ssh_config": str(place.ssh_config), "host_key": "strict", "jump": None,
+        "venv": host.venv or str(place.venv), "python": host.python or state.get("python")})
+
+
+def purge_size(name: str) -> int:
+    """Bytes that ``down(name, purge=True)`` would free."""
+    root: Path = Place(profile(name).name).root
+    return sum(file.lstat().st_size for file in root.rglob("*") if file.is_file() and not file.is_symlink())
