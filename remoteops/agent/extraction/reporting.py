@@ -1,0 +1,94 @@
+"""What an engine says while it runs, and whether it was asked to stop."""
+from __future__ import annotations
+
+import collections
+import os
+import re
+import signal
+import threading
+import time
+from typing import Any, Deque, List, Optional, Tuple
+
+from remoteops.agent.rundir import RunDir
+
+INTERVAL = 1.0  # seconds between two progress events
+WINDOW = 15.0  # seconds over which tokens_per_s is taken
+_ERROR = re.compile(r"(^|\s)(\w+(\.\w+)*(Error|Exception|Interrupt|Failure)\b.*|.*\bCUDA (error|out of memory)\b.*|.*\b(Killed|Segmentation fault)\b.*)$")
+
+
+class Reporter:
+    """Events of one run. ``samples_total`` and ``tokens_total`` count what the run has to have at its end; what an earlier try
+    left is added to the counts (``done_samples``, ``done_tokens``)."""
+
+    def __init__(self, run: RunDir, samples_total: int = 0, tokens_total: int = 0, done_samples: int = 0, done_tokens: int = 0) -> None:
+        self.run = run
+        self.samples_total = samples_total
+        self.tokens_total = tokens_total
+        self._done = (done_samples, done_tokens)
+        self._last = 0.0
+        self._seen: Deque[Tuple[float, int]] = collections.deque()
+        self._stop = threading.Event()
+        self.signal: Optional[int] = None
+        self.written = {"samples": 0, "tokens": 0, "bytes": 0}
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        self.signal = number
+        self._stop.set()
+
+    def listen(self) -> None:
+        """SIGTERM and SIGINT ask the engine to finish what is in flight. Call from the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _frame: self.stop(number))
+
+    def phase(self, name: str, **fields: Any) -> None:
+        self.run.event("phase", phase=name, **fields)
+
+    def notice(self, text: str, **fields: Any) -> None:
+        self.run.event("notice", text=text, **fields)
+
+    def failure(self, kind: str, message: str, hint: str = "", **fields: Any) -> None:
+        self.run.event("failure", kind=kind, message=message, hint=hint, **fields)
+
+    def outcome(self, state: str, **summary: Any) -> None:
+        self.run.event("outcome", state=state, summary=summary)
+
+    def progress(self, samples: int, tokens: int, size: int, *, force: bool = False) -> None:
+        """Counts written by this process so far; an event at most once a second unless ``force``."""
+        self.written = {"samples": samples, "tokens": tokens, "bytes": size}
+        now = time.monotonic()
+        if not force and now - self._last < INTERVAL:
+            return
+        self._last = now
+        self._seen.append((now, tokens))
+        while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW:
+            self._seen.popleft()
+        (then, before), span = self._seen[0], now - self._seen[0][0]
+        self.run.event("progress", samples=self._done[0] + samples, samples_total=self.samples_total,
+                       tokens=self._done[1] + tokens, tokens_total=self.tokens_total,
+                       tokens_per_s=round((tokens - before) / span, 1) if span > 0 else None, bytes=size)
+
+
+def last_errors(path: str, limit: int = 3, tail: int = 262144) -> List[str]:
+    """The last distinct error lines of a log (bytes of several processes), newest last; [] when there are none.
+
+    vLLM's workers print the real cause; what reaches the caller is mostly "Worker failed" or "cancelled".
+    """
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - tail))
+            text = stream.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    found: List[str] = []
+    for line in text.splitlines():
+        match = _ERROR.search(line)
+        if match:
+            line = match.group(2).strip()[:500]
+            if line in found:
+                found.remove(line)
+            found.append(line)
+    return found[-limit:]
