@@ -8,6 +8,8 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional
 
+from remoteops.agent.rundir import RunDir
+
 RESERVE = 2 << 30  # bytes left to everybody else on that file system
 CHECK_EVERY = 64 << 20  # bytes written between two looks
 
@@ -85,14 +87,20 @@ def _run(argv: List[str]) -> str:
 class Gate:
     """Holds writers back while the file system is nearly full.
 
-    ``event(name, **fields)`` is called with ``paused`` {"reason","free","need","hint"} and ``resumed`` {"free","waited_s"}. Safe from several threads.
+    With ``run_dir`` it appends events to that run: ``paused`` {"reason","free","need","path","hint"} and ``resumed`` {"free","waited_s"}.
+    Safe from several threads; can be sent to another process (each process then looks for itself).
     """
 
-    def __init__(self, path: str, reserve: int = RESERVE, event: Optional[Callable[..., Any]] = None, poll: float = 2.0) -> None:
-        self.path, self.reserve, self.poll = path, reserve, poll
-        self.event = event or (lambda name, **fields: None)
+    def __init__(self, path: str, reserve: int = RESERVE, run_dir: Optional[str] = None, poll: float = 2.0) -> None:
+        self.path, self.reserve, self.run_dir, self.poll = path, reserve, run_dir, poll
         self._lock = threading.Lock()
         self._credit = 0
+
+    def __getstate__(self) -> Dict[str, Any]:
+        return {"path": self.path, "reserve": self.reserve, "run_dir": self.run_dir, "poll": self.poll}
+
+    def __setstate__(self, state: Dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
 
     def wait(self, size: int, stop: Optional[Callable[[], bool]] = None, *, failed: bool = False) -> bool:
         """Return True once ``size`` bytes may be written without eating into the reserve; False when ``stop()`` said so.
@@ -111,12 +119,19 @@ class Gate:
                 if free >= size + self.reserve and not (failed and not paused):
                     self._credit = min(CHECK_EVERY, free - size - self.reserve)
                     if paused:
-                        self.event("resumed", reason="disk", free=free, waited_s=round(time.monotonic() - started, 3))
+                        self._event("resumed", reason="disk", free=free, waited_s=round(time.monotonic() - started, 3))
                     return True
                 if not paused:
                     paused = True
-                    self.event("paused", reason="disk", free=free, need=size + self.reserve, path=self.path,
-                               hint="free space on that file system and the run goes on by itself; or stop it and resume elsewhere")
+                    self._event("paused", reason="disk", free=free, need=size + self.reserve, path=self.path,
+                                hint="free space on that file system and the run goes on by itself; or stop it and resume elsewhere")
                 if stop is not None and stop():
                     return False
                 time.sleep(self.poll)
+
+    def _event(self, name: str, **fields: Any) -> None:
+        if self.run_dir:
+            try:
+                RunDir(self.run_dir).event(name, **fields)
+            except OSError:
+                pass  # the events may lie on the very disk that is full

@@ -1,0 +1,168 @@
+"""What the installed provider and consumer can do for an extraction, read from the shape of their sources (nothing is imported).
+
+Never from a version number: a nightly that calls itself 0.16 may have what release 0.16 has not. An answer is True, False, or None when
+the sources do not say.
+"""
+from __future__ import annotations
+
+import ast
+import os
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from remoteops.agent.protocol import AgentError
+
+CONNECTOR = "distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py"
+METHOD = "extract_hidden_states"
+GENERATOR = "data_generation/vllm_hidden_states_generator.py"
+MODELS = "model_executor/models"
+AUX = ("aux_hidden_state_layers", "_maybe_add_hidden_state")
+
+
+class Capabilities(NamedTuple):
+    """``connector``: vLLM has the hidden-states connector and its extract method; ``last_layer``: this model's code captures id N;
+    ``tensor_parallel``: the connector reports finished requests under TP > 1; ``generator``: speculators has its own generator;
+    ``architecture``: vLLM's registry names the model's architecture."""
+
+    connector: Optional[bool]
+    last_layer: Optional[bool]
+    tensor_parallel: Optional[bool]
+    generator: Optional[bool]
+    architecture: Optional[bool]
+
+
+def look(provider: Optional[str], consumer: Optional[str], architecture: str) -> Capabilities:
+    """Look at package folders (None: not installed). Never raises: what cannot be read is None."""
+    generator = os.path.isfile(os.path.join(consumer, GENERATOR)) if consumer else False
+    if not provider:
+        return Capabilities(False, None, None, generator, None)
+    connector_text = _text(os.path.join(provider, CONNECTOR))
+    method = os.path.isfile(os.path.join(provider, "v1", "spec_decode", METHOD + ".py")) or os.path.isfile(os.path.join(provider, MODELS, METHOD + ".py"))
+    connector = bool(connector_text) and method
+    registry = registered(provider)
+    known = None if registry is None or not architecture else architecture in registry
+    last = captures_last(provider, architecture, registry) if known and registry else None
+    # Releases before the asynchronous writer finish inside the step and have nothing to report.
+    asynchronous = "flock" in connector_text or ".lock" in connector_text
+    parallel = (not asynchronous or "get_finished_count" in connector_text) if connector_text else None
+    return Capabilities(connector, last, parallel, generator, known)
+
+
+def registered(provider: str) -> Optional[Dict[str, Tuple[str, str]]]:
+    """architecture -> (module, class) of vLLM's model registry; None when it has another shape than known."""
+    tree = _tree(os.path.join(provider, MODELS, "registry.py"))
+    if tree is None:
+        return None
+    found: Dict[str, Tuple[str, str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values):
+                if isinstance(key, ast.Constant) and isinstance(key.value, str) and isinstance(value, ast.Tuple) and len(value.elts) == 2:
+                    parts = [one.value for one in value.elts if isinstance(one, ast.Constant)]
+                    if len(parts) == 2:
+                        found[key.value] = (str(parts[0]), str(parts[1]))
+    return found or None
+
+
+def captures_last(provider: str, architecture: str, registry: Mapping[str, Tuple[str, str]]) -> Optional[bool]:
+    """Does vLLM's code for this architecture capture the state after its last layer (id N)?
+
+    A wrapper (Kimi-K2.5 around DeepSeek) is followed to the architectures it names in text and the model modules it imports.
+    """
+    return _captures(provider, registry[architecture][0], registry, set())
+
+
+def _captures(provider: str, module: str, registry: Mapping[str, Tuple[str, str]], seen: "set[str]") -> Optional[bool]:
+    if module in seen or len(seen) > 12:
+        return None
+    seen.add(module)
+    tree = _tree(os.path.join(provider, MODELS, module.lstrip(".").replace(".", os.sep) + ".py"))
+    if tree is None:
+        return None
+    captures = False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "_maybe_add_hidden_state":
+            captures = True
+            if any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add) for one in node.args):
+                return True
+        if isinstance(node, ast.Compare) and any(isinstance(one, ast.Attribute) and one.attr == "aux_hidden_state_layers" for one in node.comparators):
+            captures = True
+            text = ast.dump(node.left)
+            if "end_layer" in text or "num_hidden_layers" in text or "Add()" in text or "'len'" in text:
+                return True
+    if captures:
+        return False
+    named = [registry[node.value][0] for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in registry]
+    for modules in (named, list(_siblings(tree))):
+        answers = [one for one in (_captures(provider, name, registry, seen) for name in modules) if one is not None]
+        if answers:
+            return answers[0] if len(set(answers)) == 1 else None
+    return None
+
+
+def choose(requested: str, found: Capabilities, *, breaks: Optional[int], tensor_parallel: int, layers: Sequence[int], num_layers: int) -> Tuple[str, List[str]]:
+    """The engine for a run and why, in words: (engine, reasons). A pure function of what was found.
+
+    ``breaks``: how many of the audit's findings stop the generator (None: not audited). ``auto`` prefers the connector, which vLLM maintains and which needs
+    no patch; it takes the generator when the connector is missing, or does not capture an id that was asked for, or cannot run this TP.
+    Raises AgentError: UsageError for an unknown name, AuditBroken when only the generator is left and the audit found breaks,
+    MissingPackage when there is no engine at all. A named engine is taken as named, with the reasons that speak against it.
+    """
+    against = []
+    if found.connector is not True:
+        against.append("this vLLM has no hidden-states connector" if found.connector is False else "it cannot be seen whether this vLLM has the hidden-states connector")
+    if num_layers in layers and found.last_layer is False:
+        against.append("this vLLM's code for the model does not capture the last state (id %d)" % num_layers)
+    if tensor_parallel > 1 and found.tensor_parallel is False:
+        against.append("this vLLM's connector never reports a request finished with tensor parallel %d" % tensor_parallel)
+    if requested in ("generator", "generator-stock", "connector"):
+        if requested == "connector":
+            return requested, ["--engine connector", *against]
+        if found.generator is False:
+            raise AgentError("MissingPackage", "speculators on that host has no generator of its own", tried="--engine %s" % requested,
+                             hint="releases after 0.4 extract through vLLM's connector: --engine connector")
+        return requested, ["--engine %s" % requested]
+    if requested != "auto":
+        raise AgentError("UsageError", "no engine %r" % requested, hint="engines: auto, connector, generator, generator-stock")
+    unsure = num_layers in layers and found.last_layer is None
+    if not against and not (unsure and found.generator and not breaks):
+        return "connector", ["vLLM's own connector captures every id asked for" if not unsure else "vLLM has the connector (whether it captures id %d could not be read)" % num_layers]
+    if found.generator:
+        if breaks:
+            raise AgentError("AuditBroken", "%d breaks between speculators and vLLM stop the generator, and the connector will not do: %s" %
+                             (breaks, "; ".join(against) or "not sure about id %d" % num_layers), tried="--engine auto",
+                             hint="fab patch mends them (or fab extract --patch does both)")
+        return "generator", against or ["it cannot be read whether vLLM's code for this model captures id %d" % num_layers]
+    raise AgentError("MissingPackage", "no engine can run there: " + "; ".join([*against, "speculators has no generator of its own"]), tried="--engine auto",
+                     hint="a vLLM whose connector fits (0.18 or newer; DeepSeek and Kimi models 0.25), or speculators <= 0.4 beside this one")
+
+
+def as_dict(found: Capabilities) -> Dict[str, Optional[bool]]:
+    return dict(found._asdict())
+
+
+def from_dict(record: Mapping[str, Any]) -> Capabilities:
+    return Capabilities(*(record.get(name) for name in Capabilities._fields))
+
+
+def _siblings(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            name = node.module.rsplit(".", 1)[-1]
+            if (node.level == 1 and "." not in node.module) or node.module.startswith("vllm.model_executor.models."):
+                if name not in ("interfaces", "utils", "interfaces_base", "vision", "adapters", "registry"):
+                    yield name
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def _tree(path: str) -> Optional[ast.Module]:
+    try:
+        return ast.parse(_text(path)) if os.path.isfile(path) else None
+    except (SyntaxError, ValueError):
+        return None
