@@ -101,6 +101,7 @@ class Follower:
             self.reader.resume(position)
         else:
             self.reader.begin(self._first_offset)
+        self.emit("position", pos=self.reader.position())
 
     def _first_offset(self, fd: int) -> int:
         moment, ago = self.request.get("since"), self.request.get("since_ago")
@@ -185,7 +186,7 @@ def follow(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
 
     Request: "run" (none: the newest), "lines" (10; None: all), "since" (unix time) or "since_ago" (seconds), "grep" (regular expression), "ignore_case",
     "follow" (True), "log" (True), "status" (False: send ``status`` events too), "position" (go on there after a lost link).
-    Events: ``run``, ``log``, ``log_notice``, ``status``. Result: the run's status, "position", "bytes" (sent). Raises AgentError: RunNotFound, UsageError.
+    Events: ``run``, ``position`` (where it begins), ``log``, ``log_notice``, ``status``. Result: the run's status, "position", "bytes" (sent). Raises AgentError: RunNotFound, UsageError.
     """
     return Follower(request, emit, lambda: False).work()
 

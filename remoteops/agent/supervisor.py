@@ -52,6 +52,8 @@ class Supervisor:
         self.exit_status: Optional[int] = None
         self.event_offset = 0
         self.progress = Progress(self.started)
+        if not spec.get("expect_outcome"):
+            self.progress.state = "running"  # a program that tells nothing about itself runs from its first moment on
         self.stopping: Optional[str] = None
         self.told_to_end = False
         self.state: Optional[str] = None
