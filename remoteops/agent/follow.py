@@ -56,8 +56,8 @@ class Lines:
 class Follower:
     """One following of one run."""
 
-    def __init__(self, request: Dict[str, Any], emit: Emit, gone: Callable[[], bool]) -> None:
-        self.request, self.emit, self.gone = request, emit, gone
+    def __init__(self, request: Dict[str, Any], emit: Emit) -> None:
+        self.request, self.emit = request, emit
         self.run: RunDir = find(request)
         self.lines = Lines(request.get("grep"), bool(request.get("ignore_case")))
         self.reader = tail.LogReader(self.run.log, lambda kind, text: emit("log_notice", kind=kind, text=text))
@@ -88,12 +88,16 @@ class Follower:
                     raise AgentError("RunNotFound", "the directory of run %s was deleted while it was followed" % self.run.id, tried=self.run.path,
                                      hint="its processes, if any are left, show up under `status` as leftovers; stop --leftovers ends them", run=self.run.id)
                 time.sleep(POLL)
-            if self.gone():
+            if self._operator_gone():
                 raise AgentError("Interrupted", "the operator went away")
         if wants_log:
             self._drain()
         self.status(force=True)
         return {**self._status, "position": self.reader.position(len(self.lines.waiting)), "bytes": self.sent}
+
+    def _operator_gone(self) -> bool:
+        gone = getattr(self.emit, "gone", None)
+        return gone is not None and gone.is_set()
 
     def _begin(self) -> None:
         position = self.request.get("position")
@@ -170,17 +174,6 @@ class Follower:
         return changed
 
 
-def operator_gone() -> bool:
-    """Whether the other end of this verb's stdin was closed."""
-    import select
-
-    try:
-        ready, _, _ = select.select([0], [], [], 0)
-        return bool(ready) and not os.read(0, 4096)
-    except (OSError, ValueError):
-        return False
-
-
 def follow(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     """Follow a run.
 
@@ -188,7 +181,7 @@ def follow(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     "follow" (True), "log" (True), "status" (False: send ``status`` events too), "position" (go on there after a lost link).
     Events: ``run``, ``position`` (where it begins), ``log``, ``log_notice``, ``status``. Result: the run's status, "position", "bytes" (sent). Raises AgentError: RunNotFound, UsageError.
     """
-    return Follower(request, emit, lambda: False).work()
+    return Follower(request, emit).work()
 
 
 def unpack(event: Dict[str, Any]) -> bytes:
