@@ -4,12 +4,15 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import select
 import signal
 import sys
+import threading
+import time
 import traceback
 from typing import Any, Callable, Dict, List
 
-from remoteops.agent.protocol import ERROR, PROTOCOL, RESULT, AgentError, Emitter
+from remoteops.agent.protocol import ERROR, PROTOCOL, READS, RESULT, AgentError, Emitter
 
 # verb -> "module:function"; the function takes (request, emit) and returns the result's data.
 VERBS: Dict[str, str] = {
@@ -48,18 +51,26 @@ def load(verb: str) -> Handler:
 
 def main(argv: List[str]) -> int:
     """Exit status 0 after a result, 1 after an error event; both are also in the stream."""
-    # stdout belongs to events alone: whatever else prints (a library, a child) goes to stderr.
+    # stdout belongs to events alone: whatever else prints (a library, a child) goes to stderr. stdin is the operator's
+    # sign of life: no child may hold it.
     events = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    line = os.dup(0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     emit = Emitter(events)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    verb = argv[0] if argv else ""
     try:
-        verb = argv[0] if argv else ""
-        raw = sys.stdin.buffer.read()
-        request = json.loads(raw) if raw.strip() else {}
-        if request.get("protocol", PROTOCOL) != PROTOCOL:
+        request = read_request(line)
+        watch = request.pop("watch", None)
+        if request.pop("protocol", PROTOCOL) != PROTOCOL:
             raise AgentError("UsageError", "this agent speaks protocol %d" % PROTOCOL)
-        emit(RESULT, data=load(verb)(request, emit))
+        handler = load(verb)
+        if watch:
+            threading.Thread(target=_watch, args=(line, float(watch), emit, verb in READS), daemon=True).start()
+        emit(RESULT, data=handler(request, emit))
         return 0
     except AgentError as error:
         emit(ERROR, **error.fields())
@@ -69,6 +80,44 @@ def main(argv: List[str]) -> int:
         emit(ERROR, kind="AgentCrashed", message="%s: %s" % (type(error).__name__, error), tried="verb %s" % " ".join(argv),
              hint="this is a defect of remoteops; the traceback is in data", data={"traceback": traceback.format_exc()})
     return 1
+
+
+def read_request(fd: int) -> Dict[str, Any]:
+    """The request from the first line of ``fd`` (or from all of it, where it is spread over lines by hand)."""
+    text = b""
+    while True:
+        chunk = os.read(fd, 65536)
+        text += chunk
+        if not chunk and not text.strip():
+            return {}
+        if not chunk or b"\n" in chunk:
+            try:
+                request = json.loads(text)
+            except ValueError as error:
+                if chunk:
+                    continue
+                raise AgentError("UsageError", "the request is no JSON: %s" % error) from None
+            if not isinstance(request, dict):
+                raise AgentError("UsageError", "the request must be a JSON object")
+            return request
+
+
+def _watch(fd: int, patience: float, emit: Emitter, interrupt: bool) -> None:
+    """Waits for the operator to go (see protocol.py)."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while True:
+        try:
+            if not poll.poll(int(patience * 1000)) or not os.read(fd, 65536):
+                break
+        except OSError:
+            break
+    emit.gone.set()
+    if not interrupt:
+        return
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    time.sleep(0.8)
+    os._exit(130)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,20 @@
 
 A verb ends with exactly one ``result`` or ``error`` event. A stream that ends without one means that
 the link was lost; it never means "finished".
+
+How a verb learns that its operator is gone
+-------------------------------------------
+The request is the first line of stdin. When it has ``"watch": SECONDS``, stdin stays open after it and is the
+operator's sign of life: the operator sends an empty line every few seconds. End of file (the operator closed the
+stream, its process or its connection died), or no byte for ``watch`` seconds (the network swallows packets and
+this host's sshd has not noticed), means gone. Then
+
+* a verb of READS gets a KeyboardInterrupt in its main thread, so that ``finally`` blocks and ``subprocess.run`` clean
+  up, and the process ends at the latest 0.8 s later, whatever it is doing;
+* any other verb changes the host: it runs to its end, because half a change is worse than one nobody watched. Its
+  events go nowhere. ``Emitter.gone`` tells it, for loops that may stop early.
+
+Without ``watch`` (a request piped in by hand) nothing is watched and the verb simply runs.
 """
 from __future__ import annotations
 
@@ -9,12 +23,19 @@ import json
 import sys
 import threading
 import time
-from typing import Any, BinaryIO, Dict, Optional
+from typing import Any, BinaryIO, Dict, FrozenSet, Optional
 
 PROTOCOL = 1
 RESULT = "result"
 ERROR = "error"
 HEARTBEAT = "heartbeat"
+
+# Verbs that only look. The operator repeats them after a lost connection, and they end when nobody listens.
+# A verb that is not here is never repeated by the link and never interrupted.
+READS: FrozenSet[str] = frozenset({
+    "hello", "facts", "audit", "audit.runtime", "audit.shell", "patch.read", "patch.status", "patch.prove", "preflight",
+    "run.list", "run.status", "run.follow", "leftovers", "verify", "pull.list",
+})
 
 
 class AgentError(Exception):
@@ -37,17 +58,26 @@ class AgentError(Exception):
 
 
 class Emitter:
-    """Writes events as JSON lines; one write a line, safe from several threads."""
+    """Writes events as JSON lines; one write a line, safe from several threads.
+
+    ``gone`` is set once nobody reads any more; events are dropped from then on.
+    """
 
     def __init__(self, stream: Optional[BinaryIO] = None) -> None:
         self._stream = stream if stream is not None else sys.stdout.buffer
         self._lock = threading.Lock()
+        self.gone = threading.Event()
 
     def __call__(self, event: str, **fields: Any) -> None:
         line = encode({"event": event, "t": round(time.time(), 6), **fields})
         with self._lock:
-            self._stream.write(line)
-            self._stream.flush()
+            if self.gone.is_set():
+                return
+            try:
+                self._stream.write(line)
+                self._stream.flush()
+            except (OSError, ValueError):
+                self.gone.set()
 
 
 def encode(record: Dict[str, Any]) -> bytes:

@@ -1,0 +1,326 @@
+"""Link: one verified, kept-alive SSH connection to a host; LocalLink: the same for this machine.
+
+    with connect(host) as link:
+        done = link.exec(["nvidia-smi", "-L"])
+
+Every connection of remoteops is opened here (or in ssh/dial.py, below it): there is no other door.
+"""
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import paramiko
+
+from remoteops.errors import CommandFailed, ConnectionLost, LinkError, LinkTimeout, SessionRefused, Unreachable, UsageError
+from remoteops.local import LocalProcess
+from remoteops.ssh import transfer
+from remoteops.ssh.dial import Dialled, describe, dial
+from remoteops.ssh.process import (
+    LAUNCHER,
+    Process,
+    RemoteProcess,
+    Tail,
+    command_line,
+    failed,
+    new_marker,
+    send_exec,
+)
+from remoteops.ssh.route import Route, resolve
+from remoteops.ssh.wire import WINDOW, Heartbeat, LinkTransport
+
+HEAD = 1024 * 1024  # bytes of stdout kept from its beginning
+TAIL = 1024 * 1024  # bytes of stdout kept from its end
+STDERR = 64 * 1024  # bytes of stderr kept from its end
+BUSY_TRIES = 6      # connections to an sshd that drops logins (MaxStartups) before giving up
+Sink = Callable[[bytes], None]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A command that ended: ``exit_status`` or ``exit_signal`` (a name without SIG), and its bytes.
+
+    ``stdout`` is whole up to 2 MiB, then its head and tail with a line between that says what is left out;
+    ``stderr`` is the tail (64 KiB).
+    """
+
+    exit_status: int | None
+    exit_signal: str | None
+    stdout: bytes
+    stderr: bytes
+
+
+class BaseLink:
+    """What Link and LocalLink have in common; ``start`` is all they do differently."""
+
+    host: Any
+    description: str
+
+    def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Process:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of the connection; twice does no harm."""
+
+    def every_while(self, tick: Callable[[], None]) -> Callable[[], None]:
+        """Call ``tick`` every few seconds until the function given back is called."""
+        return lambda: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def exec(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", env: Mapping[str, str] | None = None,
+             on_stdout: Sink | None = None, on_stderr: Sink | None = None, timeout: float | None = None,
+             check: bool = True) -> Completed:
+        """Run a command and wait for it.
+
+        Parameters: ``argv`` goes to the host word by word (no shell reads it), ``env`` is added to its environment,
+        ``on_stdout`` and ``on_stderr`` see the bytes as they come. Memory stays bounded whatever comes.
+        Raises CommandFailed (``check`` and not status 0), LinkTimeout after ``timeout`` seconds, ConnectionLost.
+        """
+        out, err = Tail(0 if on_stdout else HEAD, STDERR if on_stdout else TAIL), Tail(0, STDERR)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        process = self.start(argv, env=env)
+        feeder = Feeder(process, stdin)
+        try:
+            feeder.start()
+            while True:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise LinkTimeout(f"`{argv[0]}` did not end within {timeout:g} s", host=self.host.name, tried=" ".join(argv)[:500],
+                                      hint="it may still run on the host", stderr=err.value().decode("utf-8", "replace"))
+                got = process.read(left)
+                if got is None:
+                    break
+                for data, keep, sink in ((got[0], out, on_stdout), (got[1], err, on_stderr)):
+                    if data:
+                        keep.add(data)
+                        if sink is not None:
+                            sink(data)
+            feeder.raise_error()
+        finally:
+            process.close()
+            feeder.join()
+        self._check_started(argv, process)
+        done = Completed(process.exit_status, process.exit_signal, out.value(), err.value())
+        if check and done.exit_status != 0:
+            raise failed(argv, process, done.stderr, self.host.name)
+        return done
+
+    def _check_started(self, argv: Sequence[str], process: Process) -> None:
+        """Raises when the login shell (or sudo) ended before it ran anything."""
+
+    def upload(self, local: Path | bytes, remote: str, *, mode: int = 0o644, progress: Progress | None = None) -> str:
+        """Copy a file (or bytes) to the host; gives its sha256. The name ``remote`` ("~/" is the home there) appears only
+        when all of it is there and checked. A broken copy of the same content goes on where it stopped.
+        Raises TransferFailed, DiskTooSmall, ConnectionLost."""
+        return transfer.upload(self, local, remote, mode=mode, progress=progress)
+
+    def download(self, remote: str, local: Path, *, sha256: str | None = None, progress: Progress | None = None) -> str:
+        """Copy a file from the host; gives its sha256. ``local`` appears only when all of it is there and checked.
+        Raises TransferFailed, ConnectionLost."""
+        return transfer.download(self, remote, local, sha256=sha256, progress=progress)
+
+
+class Feeder:
+    """Gives a process its stdin; from a thread when there is more than the channel takes at once."""
+
+    def __init__(self, process: Process, stdin: bytes | Iterable[bytes]) -> None:
+        self._process = process
+        self._stdin = stdin
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        if isinstance(self._stdin, bytes) and len(self._stdin) <= 65536:
+            if self._stdin:
+                self._process.send(self._stdin)
+            self._process.finish_input()
+            return
+        self._thread = threading.Thread(target=self._run, name="remoteops-stdin", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for chunk in [self._stdin] if isinstance(self._stdin, bytes) else self._stdin:
+                if not self._process.send(chunk):
+                    return  # it reads no more: its own exit status says whether that is wrong
+            self._process.finish_input()
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that waits for the command
+            self._error = error
+            self._process.close()
+
+    def raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join(5)
+            if self._error is not None and not isinstance(self._error, ConnectionLost):
+                raise self._error
+
+
+class Link(BaseLink):
+    """An open connection; make one with ``connect``. Its methods may be used from several threads."""
+
+    def __init__(self, host: Any, route: Route, dialled: Dialled) -> None:
+        self.host = host
+        self.route = route
+        self.description = describe(route.hops)
+        self.notices = [*route.notices, *dialled.notices]
+        self._dialled = dialled
+        self._transport: LinkTransport = dialled.transport
+        self._heartbeat = Heartbeat(self._transport, route.target.timeouts.silence)
+        self._heartbeat.start()
+        self._sessions = threading.Condition()
+        self._open = 0
+        self._closed = False
+
+    @property
+    def transport(self) -> LinkTransport:
+        """The paramiko transport, verified and logged in (for forwarding ports, and for Fabric)."""
+        return self._transport
+
+    def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> RemoteProcess:
+        """Start a command; see BaseLink.exec. Raises SessionRefused, LinkTimeout, ConnectionLost."""
+        marker = new_marker()
+        line = command_line(argv, {**self.host.env, **(env or {})}, marker)
+        channel = self._session()
+        process = RemoteProcess(channel, marker, self._lost, self._session_closed)
+        try:
+            launcher = LAUNCHER
+            if self.host.sudo_user:
+                launcher = f"sudo -n -H -u {self.host.sudo_user} -- {LAUNCHER}"
+            agreed = send_exec(channel, launcher, self.route.environment, self.route.target.timeouts.channel)
+            if not self._transport.is_active():
+                raise self._lost()
+            if agreed is None:
+                raise LinkTimeout("the host did not answer the request for a command", host=self.host.name,
+                                  hint="sshd may be overloaded; try again")
+            if not agreed:
+                raise SessionRefused("the host refuses to run commands for this user", host=self.host.name, tried="an exec request",
+                                     hint="its sshd may allow sftp only (ForceCommand); remoteops needs commands")
+            process.send(line.encode("utf-8", "surrogateescape"))
+        except BaseException:
+            process.close()
+            raise
+        return process
+
+    def _session(self) -> paramiko.Channel:
+        """A session channel. Where the server allows few (MaxSessions), waits for one of ours to end."""
+        limit = self.route.target.timeouts.channel
+        deadline = time.monotonic() + limit
+        while True:
+            if not self._transport.is_active():
+                raise self._lost()
+            try:
+                channel = self._transport.open_channel("session", window_size=WINDOW, timeout=limit)
+            except paramiko.ChannelException as error:
+                with self._sessions:
+                    left = deadline - time.monotonic()
+                    if left <= 0 or (self._open == 0 and left < limit - 1):
+                        raise SessionRefused(f"the host opens no session: {error.text or error}", host=self.host.name,
+                                             tried=f"{self._open} open on this connection, waited {limit - max(left, 0):.0f} s",
+                                             hint="MaxSessions in the host's sshd_config may be too small") from None
+                    self._sessions.wait(min(left, 0.2))
+                continue
+            except (paramiko.SSHException, EOFError, OSError) as error:
+                if self._transport.is_active() and "Timeout" in str(error):
+                    raise LinkTimeout(f"the host opened no session within {limit:g} s", host=self.host.name,
+                                      hint="sshd may be overloaded or frozen; try again") from None
+                raise self._lost() from None
+            with self._sessions:
+                self._open += 1
+            return channel
+
+    def _session_closed(self) -> None:
+        with self._sessions:
+            self._open = max(0, self._open - 1)
+            self._sessions.notify_all()
+
+    def _lost(self) -> Exception:
+        """The error for a connection that is gone, with the reason where one is known."""
+        if self._closed:
+            reason = "this side closed it"
+        elif self._transport.is_active():
+            return ConnectionLost("the host closed the session before its command ended", host=self.host.name,
+                                  tried=self.description, hint="somebody may have ended the session; try again")
+        else:
+            error = self._transport.saved_exception
+            proxy = next((said for proxy in self._dialled.proxies if (said := proxy.said())), "")
+            reason = self._heartbeat.reason or (f"the proxy command {proxy}" if proxy else "") or str(error or "") or "it was closed by the host"
+        return ConnectionLost(f"the connection was lost: {reason}", host=self.host.name, tried=self.description,
+                              hint="a run on the host goes on without it; ask again when the network is back")
+
+    def _check_started(self, argv: Sequence[str], process: Process) -> None:
+        if isinstance(process, RemoteProcess) and not process.started:
+            raise self.not_started(argv, process)
+
+    def not_started(self, argv: Sequence[str], process: RemoteProcess) -> LinkError:
+        said = process.not_started().decode("utf-8", "replace").strip()
+        what = "sudo" if self.host.sudo_user else "the login shell"
+        return CommandFailed(
+            f"{what} ended (status {process.exit_status}) before it ran anything" + (f": {said[-300:]}" if said else ""),
+            host=self.host.name, tried=" ".join(argv)[:500], argv=list(argv), exit_status=process.exit_status,
+            exit_signal=process.exit_signal, stderr=said,
+            hint=f"`sudo -n -u {self.host.sudo_user} true` must work on the host without a password (NOPASSWD in sudoers)"
+            if self.host.sudo_user else "look at the account's shell and rc files on the host")
+
+    def every_while(self, tick: Callable[[], None]) -> Callable[[], None]:
+        self._heartbeat.ticks.add(tick)
+        return lambda: self._heartbeat.ticks.discard(tick)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._heartbeat.stop()
+        self._dialled.close()
+
+
+class LocalLink(BaseLink):
+    """This machine, with the methods of a Link (``connect: local``)."""
+
+    def __init__(self, host: Any) -> None:
+        self.host = host
+        self.description = "this machine"
+        self.notices: list[str] = []
+
+    def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> LocalProcess:
+        return LocalProcess(argv, {**self.host.env, **(env or {})}, self.host.sudo_user)
+
+
+def connect(host: Any) -> Link | LocalLink:
+    """Open a Link to a Host of the inventory.
+
+    Raises Unreachable, LinkTimeout, HostKeyUnknown, HostKeyChanged, HostKeyRevoked, AuthFailed. An sshd that drops
+    logins because too many are under way (MaxStartups) is asked again, with growing pauses of random length.
+    """
+    if host.connect == "local":
+        return LocalLink(host)
+    if host.connect == "lab":
+        from remoteops.lab import endpoint
+
+        host = endpoint(host)
+    if host.connect != "ssh":
+        raise UsageError(f"connect: {host.connect} is no way to reach a host", host=host.name, hint="ssh, local or lab")
+    route = resolve(host)
+    for attempt in range(1, BUSY_TRIES + 1):
+        try:
+            return Link(host, route, dial(route))
+        except Unreachable as error:
+            if not error.data.get("early") or attempt == BUSY_TRIES:
+                raise
+            time.sleep(random.uniform(0.1, 0.25) * 2 ** (attempt - 1))
+    raise AssertionError("unreachable")
