@@ -7,23 +7,24 @@ computed; the worker does not wait for a sampled token, so the next step is prep
 from __future__ import annotations
 
 import inspect
+import signal
 import threading
-import time
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from remoteops.agent.extraction import library
-from remoteops.agent.extraction.reporting import Reporter
+from remoteops.agent.extraction.reporting import Reporter, WorkerDied
 from remoteops.agent.extraction.slices import CaptureError, chunks_of
 from remoteops.agent.extraction.worker import CLASS_PATH, Setup
 from remoteops.agent.protocol import AgentError
 
 MEMORY = 4 << 30  # bytes of (pinned) host memory for samples on their way to disk
 WAIT = 1.0  # seconds of one RPC that waits
+GRACE = 15.0  # seconds an executor gets to notice a dead worker by itself
 STUCK = 3  # empty schedules in a row that are believed
 
 
 class GeneratorEngine:
-    """``run(rows, store, gate)`` computes every row and has it written; see Engine in the package's docstring."""
+    """``run(rows, store, gate)`` computes every row and has it written; ``gate`` is a disk.Gate or None."""
 
     name = "generator"
 
@@ -218,7 +219,9 @@ class _WorkerGuard:
         self._executor = executor
         self._stop = threading.Event()
         self.dead = False
-        threading.Thread(target=self._watch, name="remoteops-workers", daemon=True).start()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, self._raise)
+            threading.Thread(target=self._watch, name="remoteops-workers", daemon=True).start()
 
     def stop(self) -> None:
         self._stop.set()
@@ -228,14 +231,10 @@ class _WorkerGuard:
         while not self._stop.wait(1.0):
             if any(process is not None and not process.is_alive() for process in processes):
                 self.dead = True
-                # Give the executor's own monitor time to raise in the thread that waits.
-                if self._stop.wait(15.0):
-                    return
-                self._give_up()
+                # The executor's own monitor is faster where there is one.
+                if not self._stop.wait(GRACE):
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
                 return
 
-    def _give_up(self) -> None:
-        import _thread
-
-        _thread.interrupt_main()
-        time.sleep(5.0)
+    def _raise(self, _number: int, _frame: Any) -> None:
+        raise WorkerDied("a worker process of the engine is gone")

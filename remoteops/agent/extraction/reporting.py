@@ -16,19 +16,28 @@ WINDOW = 15.0  # seconds over which tokens_per_s is taken
 _ERROR = re.compile(r"(^|\s)(\w+(\.\w+)*(Error|Exception|Interrupt|Failure)\b.*|.*\bCUDA (error|out of memory)\b.*|.*\b(Killed|Segmentation fault)\b.*)$")
 
 
+class Interrupted(Exception):
+    """The run was asked to stop while nothing was in flight."""
+
+
+class WorkerDied(Exception):
+    """A worker process of the engine ended by itself."""
+
+
 class Reporter:
     """Events of one run. ``samples_total`` and ``tokens_total`` count what the run has to have at its end; what an earlier try
-    left is added to the counts (``done_samples``, ``done_tokens``)."""
+    left is added to the counts (see ``count``)."""
 
-    def __init__(self, run: RunDir, samples_total: int = 0, tokens_total: int = 0, done_samples: int = 0, done_tokens: int = 0) -> None:
+    def __init__(self, run: RunDir) -> None:
         self.run = run
-        self.samples_total = samples_total
-        self.tokens_total = tokens_total
-        self._done = (done_samples, done_tokens)
+        self.samples_total = 0
+        self.tokens_total = 0
+        self._done = (0, 0)
         self._last = 0.0
         self._seen: Deque[Tuple[float, int]] = collections.deque()
         self._stop = threading.Event()
         self.signal: Optional[int] = None
+        self.interruptible = False
         self.written = {"samples": 0, "tokens": 0, "bytes": 0}
 
     @property
@@ -38,11 +47,18 @@ class Reporter:
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.signal = number
         self._stop.set()
+        if self.interruptible:
+            self.interruptible = False
+            raise Interrupted()
 
     def listen(self) -> None:
-        """SIGTERM and SIGINT ask the engine to finish what is in flight. Call from the main thread."""
+        """SIGTERM and SIGINT ask the engine to finish what is in flight; while ``interruptible`` they raise Interrupted at once.
+        Call from the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self.stop(number))
+
+    def count(self, samples_total: int, tokens_total: int, done_samples: int, done_tokens: int) -> None:
+        self.samples_total, self.tokens_total, self._done = samples_total, tokens_total, (done_samples, done_tokens)
 
     def phase(self, name: str, **fields: Any) -> None:
         self.run.event("phase", phase=name, **fields)

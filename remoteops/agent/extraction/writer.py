@@ -30,8 +30,8 @@ class Sample:
 class Writer:
     """``threads`` writers over one queue.
 
-    ``store`` has ``write(row, states)``; ``gate`` (or None) has ``wait(bytes, stop)``, which blocks while the disk is nearly full and
-    is False when the run is being stopped. A full disk is waited for and the sample written again; any other error is kept for
+    ``store`` has ``write(row, states)``; ``gate`` (or None) has ``wait(bytes, stop, failed=False)``, which blocks while the disk is nearly
+    full (``failed``: a write has just met that) and is False when the run is being stopped. A full disk is waited for and the sample written again; any other error is kept for
     the caller, with the row it happened to.
     """
 
@@ -114,4 +114,5 @@ class Writer:
                 # The gate's reserve was not enough (others write here too): wait for room and write this sample again.
                 if self._gate is None:
                     raise
-                self._stopped.wait(1.0)
+                if not self._gate.wait(sample.size, self._stopped.is_set, failed=True):
+                    return False

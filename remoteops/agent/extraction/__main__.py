@@ -1,0 +1,179 @@
+"""The child of a run: ``<venv>/bin/python -m remoteops.agent.extraction RUN_DIR``.
+
+Reads the job from request.json ("extraction"), tells events.jsonl how it goes, writes the samples that are missing, checks what lies
+there. Exit status 0: done, or stopped as asked; 1: failed (a ``failure`` event says why). SIGTERM: finish what is in flight.
+"""
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from remoteops.agent import disk, modelinfo
+from remoteops.agent.extraction import dataset, output
+from remoteops.agent.extraction.reporting import Interrupted, Reporter, last_errors
+from remoteops.agent.protocol import AgentError
+from remoteops.agent.rundir import RunDir, read_json
+
+QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn", "TOKENIZERS_PARALLELISM": "false"}
+SHUTDOWN = 60.0  # seconds that the libraries get to end by themselves
+
+
+def main(argv: List[str]) -> int:
+    run = RunDir(argv[0])
+    reporter = Reporter(run)
+    reporter.listen()
+    try:
+        request = read_json(run.request) or {}
+        job = request.get("extraction")
+        if not isinstance(job, dict):
+            raise AgentError("UsageError", "%s holds no extraction" % run.request, hint="start runs with fab extract")
+        return extract(dict(job), reporter)
+    except Interrupted:
+        reporter.outcome("stopped", **reporter.written)
+        return 0
+    except AgentError as error:
+        reporter.failure(error.kind, error.message, error.hint, tried=error.tried, data=error.data)
+    except BaseException as error:  # noqa: BLE001 - the end of the process: whatever it was leaves as one event
+        traceback.print_exc()
+        reporter.failure("RunFailed", "%s: %s" % (type(error).__name__, str(error).strip()[:2000]),
+                         "the causes are the last error lines of the log: fab tail-logs", causes=last_errors(run.log))
+    reporter.outcome("failed", **reporter.written)
+    return 1
+
+
+def extract(job: Dict[str, Any], reporter: Reporter) -> int:
+    """One job from its rows to its check. Raises AgentError, Interrupted, and whatever the libraries raise."""
+    for name, value in {**QUIET, **{str(key): str(value) for key, value in (job.get("env") or {}).items()}}.items():
+        if name in (job.get("env") or {}) or name not in os.environ:
+            os.environ[name] = value
+    reporter.phase("load")
+    reporter.interruptible = True  # nothing is in flight yet
+    loaded, shape, found = _prepare(job)
+    todo, again = found.todo(loaded.rows)
+    _announce(reporter, loaded, todo, again)
+    if todo:
+        engine = _engine(job, shape, reporter)
+        reporter.interruptible = False
+        try:
+            reporter.phase("extract", engine=engine.name)
+            counts = engine.run(todo, _store(job, shape, engine.name), _gate(job, reporter))
+        finally:
+            _within(SHUTDOWN, engine.close)
+        if reporter.stopping:
+            _settle(job, shape, loaded, reporter)
+            reporter.outcome("stopped", **counts)
+            return 0
+    reporter.interruptible = True
+    reporter.phase("verify")
+    made = _settle(job, shape, loaded, reporter)
+    from remoteops.agent.extraction import check
+
+    report = check.check(str(job["out"]), None, reference=int(job.get("reference") or 0), job=job)
+    summary = {"rows": len(loaded.rows), "written": len(todo), "report": report, "made": made}
+    if not report["ok"]:
+        reporter.failure("VerifyFailed", "%d problems in %s" % (report.get("problem_count", 0), job["out"]),
+                         "fab verify names the rows; fab extract on the same folder does them again", report=report)
+    reporter.outcome("done" if report["ok"] else "failed", **summary)
+    return 0 if report["ok"] else 1
+
+
+def _prepare(job: Dict[str, Any]) -> Tuple[Any, Any, Any]:
+    """The rows, the model's shape, and the output folder; the job's model and out become absolute paths."""
+    shape = modelinfo.read(modelinfo.find(str(job["model"])))
+    job["model"] = shape.folder
+    job["out"] = os.path.abspath(os.path.expanduser(str(job["out"])))
+    job["dtype"] = modelinfo.stored_dtype(str(job.get("dtype") or "auto"), shape)
+    loaded = dataset.load(job, vocab_size=shape.vocab_size)
+    return loaded, shape, output.prepare(job, loaded, shape)
+
+
+def _announce(reporter: Reporter, loaded: Any, todo: List[Any], again: Mapping[int, str]) -> None:
+    total, left = len(loaded.rows), sum(len(row.input_ids) for row in todo)
+    tokens_total = sum(len(row.input_ids) for row in loaded.rows)
+    reporter.count(total, tokens_total, total - len(todo), tokens_total - left)
+    report = {key: loaded.report.get(key) for key in ("rows_total", "selected", "truncated", "dataset_sha256")}
+    reporter.notice("%d rows, %d tokens; %d rows are there already" % (total, tokens_total, total - len(todo)),
+                    dropped=len(loaded.report.get("dropped") or []), **report)
+    if again:
+        first = sorted(again)[:20]
+        reporter.notice("%d rows are done again" % len(again), reasons={str(index): again[index] for index in first})
+    reporter.progress(0, 0, 0, force=True)
+
+
+def _engine(job: Dict[str, Any], shape: Any, reporter: Reporter) -> Any:
+    """The engine the job names, started. Raises AgentError(UsageError) for an unknown name."""
+    from remoteops.agent.extraction import hostkind
+
+    name = str(job.get("engine") or "auto")
+    if name == "auto":
+        name = hostkind.preferred_engine()
+        reporter.notice("engine: %s" % name)
+    for text in hostkind.adapt(job, shape, name):
+        reporter.notice(text)
+    if name == "connector":
+        from remoteops.agent.extraction.connector import ConnectorEngine
+
+        return ConnectorEngine(job, reporter)
+    if name == "generator":
+        from remoteops.agent.extraction.generator import GeneratorEngine
+
+        return GeneratorEngine(job, reporter)
+    if name == "generator-stock":
+        from remoteops.agent.extraction.stock import StockEngine
+
+        return StockEngine(job, reporter)
+    raise AgentError("UsageError", "no engine %r" % name, hint="engines: auto, connector, generator, generator-stock")
+
+
+def _store(job: Mapping[str, Any], shape: Any, engine: str) -> Any:
+    from remoteops.agent.extraction.formats import Store
+
+    return Store(str(job["out"]), str(job["format"]), list(job["layers"]), engine, sync=str(job.get("sync") or "end"),
+                 hidden_size=shape.hidden_size)
+
+
+def _gate(job: Mapping[str, Any], reporter: Reporter) -> Any:
+    reserve = job.get("disk_reserve")
+    return disk.Gate(str(job["out"]), disk.RESERVE if reserve is None else int(reserve), reporter.run.path)
+
+
+def _settle(job: Mapping[str, Any], shape: Any, loaded: Any, reporter: Reporter) -> Dict[str, Any]:
+    """Make what was written durable and write what belongs beside it."""
+    from remoteops.agent import manifest
+
+    current = manifest.read(str(job["out"]))
+    if current is not None:
+        _store(job, shape, "").sync_all(current.entries.values())
+    return output.finish(str(job["out"]), reporter.run.path, job, loaded, shape)
+
+
+def _within(seconds: float, call: Any) -> None:
+    """Run ``call`` but do not wait for it for ever; a shutdown that hangs must not hide what happened."""
+    problem: List[BaseException] = []
+
+    def work() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - shutting down; reported in the log only
+            problem.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if problem:
+        print("shutdown: %s: %s" % (type(problem[0]).__name__, problem[0]), file=sys.stderr)
+
+
+def _leave(status: int, keep: Optional[float] = None) -> None:
+    """End the process even when a library's thread does not want to."""
+    timer = threading.Timer(keep or SHUTDOWN, lambda: os._exit(status))
+    timer.daemon = True
+    timer.start()
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    _leave(main(sys.argv[1:]))
