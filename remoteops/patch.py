@@ -1,0 +1,186 @@
+"""Patches: audit -> plan -> show -> apply -> prove, or everything back as it was.
+
+The plan follows from the audit of that very host, never from a version: a nightly called "0.16" may lack what release
+0.16.0 has. Planning starts from the original files also on a host that is patched already, so that a plan that changed
+(another provider was installed, a recipe got better) replaces the old patch instead of piling up on it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import getpass
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from remoteops import planning
+from remoteops.errors import FileChanged, PatchError
+from remoteops.planning import Plan, plan_from
+
+if TYPE_CHECKING:
+    from remoteops.remote import Agent
+    from remoteops.schema import Host
+
+__all__ = ["Outcome", "Plan", "Planned", "apply", "plan", "plan_from", "revert", "status"]
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan for one host. ``root``: the folder there that holds the consumer; ``state``: what ``fab patch --status`` says.
+
+    ``done``: the host has exactly this patch already.
+    """
+
+    plan: Plan
+    root: str
+    state: Mapping[str, Any]
+    done: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self.plan.as_dict(), "root": self.root, "state": self.state["state"], "done": self.done}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it. ``applied`` false: everything is as it was (or there was nothing to do: ``already``)."""
+
+    applied: bool
+    already: bool
+    changed: tuple[str, ...]
+    restored: tuple[str, ...]
+    proof: Mapping[str, Any]
+    remaining: tuple[planning.Remaining, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"schema": "remoteops.patch/1", "applied": self.applied, "already": self.already, "changed": list(self.changed),
+                "restored": list(self.restored), "proof": dict(self.proof),
+                "remaining": [{"finding": dict(r.finding), "why": r.why} for r in self.remaining]}
+
+
+def plan(host: Host, *, only: Sequence[str] = (), model: str | None = None, agent: Agent | None = None) -> Planned:
+    """Audit the host and plan the edits. Writes nothing.
+
+    Raises what the link and the audit raise, and FileChanged when a file changed between the audit and reading it.
+    """
+    with _agent(host, agent) as asked:
+        package = host.workload.consumer
+        state = asked.call("patch.status", _request(host, package=package))
+        shadow = None
+        for known in state["patches"]:
+            shadow = asked.call("patch.pristine", _request(host, package=package, root=known["root"]))["path"] or shadow
+        document = _audit(asked, host, model, consumer_path=shadow)
+        wanted = planning.files_for(document, only)
+        root = document["consumer"]["path"]
+        files = asked.call("patch.read", _request(host, files=[f"{root}/{file}" for file in wanted]))["files"] if wanted else []
+        sources = {file: base64.b64decode(read["data"]) for file, read in zip(wanted, files, strict=True)}
+        for file, read in zip(wanted, files, strict=True):
+            audited = (document.get("files") or {}).get(file, read["sha256"])
+            if audited != read["sha256"]:
+                raise FileChanged(f"{file} changed between the audit and now", host=host.name, tried="read the files to patch",
+                                  hint="run fab patch again")
+        found = plan_from(document, sources, only)
+        if shadow is not None:
+            root = next(known["root"] for known in state["patches"])
+        return Planned(found, root, state, _done(found, state))
+
+
+def _done(found: Plan, state: Mapping[str, Any]) -> bool:
+    known = {file["file"]: file for patch in state["patches"] for file in patch["files"]}
+    if not known:
+        return False
+    return {f.file: f.after for f in found.files} == {
+        name: file.get("after") for name, file in known.items() if file["state"] == "patched"} and len(known) == len(found.files)
+
+
+def apply(host: Host, planned: Planned, *, force: bool = False, prove: bool = True, agent: Agent | None = None,
+          on_event: OnEvent | None = None) -> Outcome:
+    """Write the plan, then prove it: audit again and import the patched modules in the host's venv.
+
+    Raises PatchError when the proof fails (everything is back as it was then), when a running process uses the venv
+    (unless ``force``), or when the host refuses; FileChanged when a file is not the one audited; PatchLocked.
+    """
+    tell = on_event or (lambda event: None)
+    with _agent(host, agent) as asked:
+        found = planned.plan
+        if found.empty and not planned.state["patches"]:
+            return Outcome(False, True, (), (), {}, found.remaining)
+        files = [{"path": f"{planned.root}/{f.file}", "before": f.before, "data": base64.b64encode(f.planned).decode()}
+                 for f in found.files]
+        meta = {"fixes": [{"id": fix.id, "title": fix.title, "findings": list(fix.findings)} for fix in found.fixes],
+                "provider": found.document.get("provider"), "diff": found.diff}
+        tell({"event": "phase", "phase": "apply"})
+        done = asked.call("patch.apply", _request(host, files=files, package=host.workload.consumer, root=planned.root, meta=meta,
+                                                  force=force))
+        if done["already"]:
+            return Outcome(False, True, (), (), {}, found.remaining)
+        try:
+            proof = _prove(asked, host, planned, tell, imports=prove)
+        except BaseException:
+            _restore(asked, host, planned)
+            raise
+        return Outcome(True, False, tuple(done["changed"]), tuple(done["restored"]), proof, found.remaining)
+
+
+def _restore(asked: Agent, host: Host, planned: Planned) -> None:
+    asked.call("patch.revert", _request(host, package=host.workload.consumer, root=planned.root, force=True))
+
+
+def _prove(asked: Agent, host: Host, planned: Planned, tell: OnEvent, *, imports: bool) -> dict[str, Any]:
+    """Audit again and import. Raises PatchError naming what is still broken."""
+    tell({"event": "phase", "phase": "audit"})
+    again = _audit(asked, host, None)
+    claimed = {name for fix in planned.plan.fixes for name in fix.findings}
+    before = {planning.identity(f) for f in planned.plan.document["findings"]}
+    left = [f for f in again["findings"] if planning.breaks(f) and (planning.identity(f) in claimed or planning.identity(f) not in before)]
+    if left:
+        told = "; ".join(f"{f['file']}:{f['line']} {f['kind']} {f['symbol']} ({f['detail']})" for f in left[:3])
+        raise PatchError(f"the patch did not resolve what it claims, so it was taken back: {told}", host=host.name,
+                         tried="audit again after patching", hint="this is a defect of a recipe: please report it", findings=left)
+    proof: dict[str, Any] = {"audit": {"breaks": sum(planning.breaks(f) for f in again["findings"]), "sites": again.get("sites")}}
+    modules = [file[:-3].replace("/", ".").removesuffix(".__init__") for file in (f.file for f in planned.plan.files)]
+    if imports and modules:
+        tell({"event": "phase", "phase": "import"})
+        found = asked.call("patch.prove", _request(host, modules=modules))
+        if not found["ok"]:
+            raise PatchError("the patched modules do not import, so the patch was taken back: " + (found["error"] or ["?"])[-1],
+                             host=host.name, tried="import " + ", ".join(modules), hint="\n".join(found["error"][-6:]))
+        proof["import"] = {"modules": modules, "seconds": found["seconds"]}
+    return proof
+
+
+def revert(host: Host, *, force: bool = False, agent: Agent | None = None) -> dict[str, Any]:
+    """Bring back the original bytes; after a reinstall only forget. Result: ``reverted`` (one record a patched package)."""
+    with _agent(host, agent) as asked:
+        return asked.call("patch.revert", _request(host, package=host.workload.consumer, force=force))
+
+
+def status(host: Host, *, agent: Agent | None = None) -> dict[str, Any]:
+    """clean, patched, partly patched, edited since, reinstalled since or orphaned; and each file's own state."""
+    with _agent(host, agent) as asked:
+        return {"schema": "remoteops.patch-status/1", "host": host.name, **asked.call("patch.status", _request(host))}
+
+
+def _audit(asked: Agent, host: Host, model: str | None, consumer_path: str | None = None) -> dict[str, Any]:
+    from remoteops import probe
+
+    return asked.call("audit", probe.request(host, model=model, consumer_path=consumer_path))
+
+
+def _request(host: Host, **fields: Any) -> dict[str, Any]:
+    return {"state_dir": host.state_dir, "cache_dir": host.cache_dir, "venv": host.venv, "env": {**host.env, **host.workload.env},
+            "operator": f"{getpass.getuser()}@{socket.gethostname()}", **fields}
+
+
+@contextlib.contextmanager
+def _agent(host: Host, given: Agent | None) -> Iterator[Agent]:
+    if given is not None:
+        yield given
+        return
+    from remoteops.remote import open_agent
+
+    with open_agent(host) as asked:
+        yield asked
