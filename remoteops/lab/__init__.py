@@ -1,4 +1,4 @@
-"""The embedded host ``lab``: a private sshd, real vLLM on the CPU, a tiny model; to the rest of remoteops a host like any other.
+"""The embedded host ``lab``: a private sshd, real vLLM on the CPU, a tiny model; otherwise a host like any other.
 
 ``resolve(host)`` turns a host with ``connect: lab`` into an ordinary SSH host and brings it up first where needed.
 """
@@ -12,7 +12,7 @@ from remoteops.lab.place import Place, Report, profile, profiles, to_stderr
 if TYPE_CHECKING:
     from remoteops.inventory import Host
 
-__all__ = ["down", "resolve", "status", "up"]
+__all__ = ["down", "endpoint", "resolve", "status", "up"]
 
 
 def resolve(host: Host, report: Report = to_stderr) -> Host:
@@ -25,6 +25,9 @@ def resolve(host: Host, report: Report = to_stderr) -> Host:
     place = Place(host.lab.profile)
     _bring_up(place, host, report)
     return _as_ssh(place, host)
+
+
+endpoint = resolve
 
 
 def up(name: str = "seed", report: Report = to_stderr) -> dict[str, Any]:

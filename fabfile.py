@@ -1,0 +1,1 @@
+from tasks import ns as ns
