@@ -49,6 +49,7 @@ def extract(job: Dict[str, Any], reporter: Reporter) -> int:
     for name, value in {**QUIET, **{str(key): str(value) for key, value in (job.get("env") or {}).items()}}.items():
         if name in (job.get("env") or {}) or name not in os.environ:
             os.environ[name] = value
+    job["out"] = job.get("out") or reporter.run.out
     reporter.phase("load")
     reporter.interruptible = True  # nothing is in flight yet
     loaded, shape, found = _prepare(job)

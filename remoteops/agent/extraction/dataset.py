@@ -149,10 +149,10 @@ class _Maker:
             self.dropped.append({"index": index, "reason": reason})
 
     def report(self, records: Records, rows: Sequence[Row]) -> Dict[str, Any]:
-        return {"dataset": records.path, "dataset_sha256": records.sha256(), "records": records.count, "examined": self.examined, "rows": len(rows),
+        return {"dataset": records.path, "dataset_sha256": records.sha256(), "rows_total": records.count, "examined": self.examined, "selected": len(rows),
                 "tokens": sum(len(row.input_ids) for row in rows), "trained_tokens": sum(sum(row.loss_mask) for row in rows),
                 "longest": max((len(row.input_ids) for row in rows), default=0), "truncated": self.truncated, "truncated_tokens": self.truncated_tokens,
-                "dropped": self.dropped_count, "dropped_rows": self.dropped, "reasons": self.reasons, "columns": self.used,
+                "dropped_count": self.dropped_count, "dropped": self.dropped, "reasons": self.reasons, "columns": self.used,
                 "chat_template_sha256": template_sha256(self.renderer.tokenizer) if self.renderer is not None and set(self.used) - {"input_ids", "text"} else None}
 
 

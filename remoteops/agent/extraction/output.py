@@ -145,7 +145,7 @@ def _data_config(job: Mapping[str, Any], shape: modelinfo.Shape, entries: Mappin
         "model": {"target_model_path": str(job["model"]), "tensor_parallel_size": int(job.get("tensor_parallel") or 1),
                   "gpu_memory_utilization": job.get("gpu_memory_utilization"), "hidden_size": shape.hidden_size, "max_model_len": int(job["max_length"]) + 1},
         "data": {"train_data_path": str(job["dataset"]), "seq_length": int(job["max_length"]), "max_samples": job.get("samples"), "num_samples": len(entries),
-                 "seed": job.get("seed"), "chat_template_note": "Uses tokenizer's built-in chat template", "dropped": report.get("dropped"), "truncated": report.get("truncated")},
+                 "seed": job.get("seed"), "chat_template_note": "Uses tokenizer's built-in chat template", "dropped": report.get("dropped_count"), "truncated": report.get("truncated")},
         # layer_ids as that release's own tools count them (the layer whose output is taken); ours are beside it.
         "hidden_states": {"layer_ids": generator_ids if generator_ids is not None else layers, "description": "Layers selected for EAGLE3 fusion and target logits",
                           "completed_layers_ids": layers, "last_state": "before the final norm"},
