@@ -1,8 +1,10 @@
 """Follows runs: one or many, on one host or many, through lost links, to their own end.
 
-Each target has a thread with a connection of its own; what arrives is handed over in one place, in the caller's thread, so a sink needs no lock.
-A link that is lost is told, opened again with growing pauses, and the log goes on at the next byte.
+Each target has a thread with a connection of its own; what arrives is handed over in one place, in the caller's
+thread, so a sink needs no lock. A link that is lost is told, opened again with growing pauses, and the log goes on
+at the next byte.
 """
+
 from __future__ import annotations
 
 import queue
@@ -55,8 +57,16 @@ class What:
 
     def request(self) -> dict[str, Any]:
         """The agent's request."""
-        return {"lines": self.lines, "since": self.since, "since_ago": self.since_ago, "grep": self.grep, "ignore_case": self.ignore_case,
-                "follow": self.follow, "log": self.log, "status": self.status}
+        return {
+            "lines": self.lines,
+            "since": self.since,
+            "since_ago": self.since_ago,
+            "grep": self.grep,
+            "ignore_case": self.ignore_case,
+            "follow": self.follow,
+            "log": self.log,
+            "status": self.status,
+        }
 
 
 class Sink(Protocol):
@@ -91,7 +101,8 @@ class Followed:
 
     @property
     def exit_code(self) -> int:
-        """0: every run is done (or, without follow, not gone wrong); 1: one failed, was stopped or lost; 3: a host could not be asked."""
+        """0: every run is done (or, without follow, not gone wrong); 1: one failed, was stopped or lost; 3: a host
+        could not be asked."""
         codes = [error.exit_code for error in self.errors if error is not None]
         bad = ("failed", "lost", "stopped")
         codes += [1 for status in self.statuses if status is not None and status.get("state") in bad]
@@ -133,7 +144,12 @@ class _Worker:
                 return
             except Exception as error:  # noqa: BLE001 - a thread's defect must reach the user as an error, not end in silence
                 if not self.stop.is_set():
-                    self._put("failed", AgentCrashed(f"{type(error).__name__}: {error}", host=self.target.host.name, tried="followed a log"))
+                    self._put(
+                        "failed",
+                        AgentCrashed(
+                            f"{type(error).__name__}: {error}", host=self.target.host.name, tried="followed a log"
+                        ),
+                    )
                 return
 
     def _try_again(self, error: RemoteOpsError) -> bool:
@@ -147,8 +163,15 @@ class _Worker:
             return False
         pause = PAUSES[min(self.tries, len(PAUSES) - 1)] * random.uniform(0.8, 1.2)
         self.tries += 1
-        self._put("notice", ("lost", f"{error.message}; the run goes on without us; trying again in {pause:.0f} s" if pause >= 1 else
-                             f"{error.message}; the run goes on without us; trying again"))
+        self._put(
+            "notice",
+            (
+                "lost",
+                f"{error.message}; the run goes on without us; trying again in {pause:.0f} s"
+                if pause >= 1
+                else f"{error.message}; the run goes on without us; trying again",
+            ),
+        )
         return not self.stop.wait(pause)
 
     def _once(self) -> None:
@@ -181,7 +204,10 @@ class _Worker:
             self._opened = True
             if self.lost_at is not None:
                 where = f" at byte {self.position['offset']}" if self.position else ""
-                self._put("notice", ("back", f"connected again after {time.monotonic() - self.lost_at:.0f} s; going on{where}"))
+                self._put(
+                    "notice",
+                    ("back", f"connected again after {time.monotonic() - self.lost_at:.0f} s; going on{where}"),
+                )
                 self.lost_at = None
             self._put("status", event["status"])
         elif kind == "log_notice":
@@ -209,16 +235,21 @@ class _Worker:
                 pass
 
 
-def follow(targets: Sequence[Target], sink: Sink, what: What | None = None, *, opener: Callable[[Host], Any] = open_agent) -> Followed:
+def follow(
+    targets: Sequence[Target], sink: Sink, what: What | None = None, *, opener: Callable[[Host], Any] = open_agent
+) -> Followed:
     """Follow every target until its run is over (or, with ``follow=False``, to the end of its log as it is).
 
-    Returns what became of each. Raises Interrupted on Ctrl-C, within a second; the runs are left alone and nothing of ours stays on the hosts.
+    Returns what became of each. Raises Interrupted on Ctrl-C, within a second; the runs are left alone and nothing
+    of ours stays on the hosts.
     """
     what = what or What()
     out: queue.Queue[tuple[int, str, Any]] = queue.Queue(HANDED_OVER)
     stop = threading.Event()
     workers = [_Worker(index, target, what, out, stop, opener) for index, target in enumerate(targets)]
-    threads = [threading.Thread(target=worker.work, name=f"follow-{worker.target.name}", daemon=True) for worker in workers]
+    threads = [
+        threading.Thread(target=worker.work, name=f"follow-{worker.target.name}", daemon=True) for worker in workers
+    ]
     result = Followed([None] * len(targets), [None] * len(targets), what.follow)
     for thread in threads:
         thread.start()
@@ -234,7 +265,9 @@ def follow(targets: Sequence[Target], sink: Sink, what: What | None = None, *, o
             if kind in ("ended", "failed"):
                 open_targets.discard(index)
     except KeyboardInterrupt as error:
-        raise Interrupted("stopped following; the run goes on", hint="tail-logs follows it again, stop ends it") from error
+        raise Interrupted(
+            "stopped following; the run goes on", hint="tail-logs follows it again, stop ends it"
+        ) from error
     finally:
         stop.set()
         for worker in workers:

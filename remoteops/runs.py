@@ -1,8 +1,9 @@
 """Runs on a host, asked from here: launch, status, list, stop, leftovers; and the overview of many hosts at once.
 
-Every function takes a ``Host`` and returns plain data (a dict with "schema" and "host"); none prints. An ``agent`` that is already open
-may be given, so that a caller with several questions connects once.
+Every function takes a ``Host`` and returns plain data (a dict with "schema" and "host"); none prints. An ``agent``
+that is already open may be given, so that a caller with several questions connects once.
 """
+
 from __future__ import annotations
 
 import getpass
@@ -43,7 +44,9 @@ def who() -> str:
         return "an operator"
 
 
-def launch(host: Host, request: dict[str, Any], *, force: bool = False, allow_second: bool = False, agent: Agent | None = None) -> dict[str, Any]:
+def launch(
+    host: Host, request: dict[str, Any], *, force: bool = False, allow_second: bool = False, agent: Agent | None = None
+) -> dict[str, Any]:
     """Start a program on the host that outlives this connection; it was seen alive when this returns.
 
     ``request`` as the agent's ``run.start`` takes it ("argv", "env", "cwd", "request", "label", …).
@@ -60,16 +63,24 @@ def status(host: Host, run: str | None = None, *, agent: Agent | None = None) ->
         return {**door.call("run.status", {**base(host), "run": run}), "host": host.name}
 
 
-def list(host: Host, *, limit: int = 20, agent: Agent | None = None) -> dict[str, Any]:  # noqa: A001 - runs.list is what it is
+def list(host: Host, *, limit: int = 20, agent: Agent | None = None) -> dict[str, Any]:
     """{"runs": [status, newest first], "total", "host"}. Raises LinkError."""
     with _using(host, agent) as door:
-        return {"schema": "remoteops.runs/1", "host": host.name, **door.call("run.list", {**base(host), "limit": limit})}
+        return {
+            "schema": "remoteops.runs/1",
+            "host": host.name,
+            **door.call("run.list", {**base(host), "limit": limit}),
+        }
 
 
-def stop(host: Host, run: str | None, *, grace: float = 60.0, on_event: OnEvent | None = None, agent: Agent | None = None) -> dict[str, Any]:
-    """Ask a run to end, then kill what is left of it; returns its final status once nothing is left and its GPU memory is free.
+def stop(
+    host: Host, run: str | None, *, grace: float = 60.0, on_event: OnEvent | None = None, agent: Agent | None = None
+) -> dict[str, Any]:
+    """Ask a run to end, then kill what is left of it; returns its final status once nothing is left and its GPU
+    memory is free.
 
-    ``grace``: seconds between asking and killing. Raises RunNotFound, HostStateError (processes that not even SIGKILL ends), LinkError.
+    ``grace``: seconds between asking and killing. Raises RunNotFound, HostStateError (processes that not even
+    SIGKILL ends), LinkError.
     """
     with _using(host, agent) as door:
         data = door.call("run.stop", {**base(host), "run": run, "grace": grace, "by": who()}, on_event=on_event)
@@ -92,11 +103,14 @@ def stop_leftovers(host: Host, *, grace: float = 10.0, agent: Agent | None = Non
     return {"schema": "remoteops.leftovers/1", "host": host.name, **data}
 
 
-def overview(hosts: Sequence[Host], *, limit: int = 3, on_host: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+def overview(
+    hosts: Sequence[Host], *, limit: int = 3, on_host: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
     """The runs of many hosts, asked at once; a host that cannot be asked has "error" and does not hold up the others.
 
     ``on_host`` gets each host's part as it arrives (in any order, one at a time).
     """
+
     def ask(host: Host) -> dict[str, Any]:
         try:
             return list(host, limit=limit)

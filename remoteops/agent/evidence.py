@@ -1,8 +1,9 @@
 """Why a process is gone: what the kernel counted, logged or forgot.
 
-Most of it needs no privilege: /proc/vmstat counts the kills of the out-of-memory killer for the whole host, a control group counts
-its own. The kernel log names the victim where it may be read.
+Most of it needs no privilege: /proc/vmstat counts the kills of the out-of-memory killer for the whole host, a
+control group counts its own. The kernel log names the victim where it may be read.
 """
+
 from __future__ import annotations
 
 import os
@@ -60,7 +61,8 @@ def _field(path: str, name: str) -> Optional[int]:
 
 
 def out_of_memory(before: Optional[Dict[str, int]], pids: Iterable[int]) -> List[str]:
-    """Sentences that say the out-of-memory killer took one of ``pids`` (or, weaker, that it struck at all meanwhile)."""
+    """Sentences that say the out-of-memory killer took one of ``pids`` (or, weaker, that it struck at all
+    meanwhile)."""
     said = []
     wanted = set(pids)
     for line in kernel_log():
@@ -72,15 +74,23 @@ def out_of_memory(before: Optional[Dict[str, int]], pids: Iterable[int]) -> List
         for name, count in now.items():
             if name in before and count > before[name]:
                 where = "on this host" if name == "host" else "in the run's control group"
-                said.append("the out-of-memory killer struck %d time(s) %s since the start" % (count - before[name], where))
+                said.append(
+                    "the out-of-memory killer struck %d time(s) %s since the start" % (count - before[name], where)
+                )
     return said
 
 
 def kernel_log() -> List[str]:
     """The newest lines of the kernel's log; [] where only root may read it."""
     try:
-        done = subprocess.run(["dmesg"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=5,
-                              check=False)
+        done = subprocess.run(
+            ["dmesg"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=5,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return done.stdout[-262144:].decode("utf-8", "replace").splitlines()
@@ -105,12 +115,19 @@ def exit_words(status: int) -> Tuple[Optional[int], Optional[str], str]:
     return code, None, words
 
 
-def conclude(outcome: Optional[Dict[str, Any]], error: Optional[Dict[str, Any]], status: Optional[int], *, stopping: Optional[str],
-             expect_outcome: bool) -> Tuple[str, str]:
+def conclude(
+    outcome: Optional[Dict[str, Any]],
+    error: Optional[Dict[str, Any]],
+    status: Optional[int],
+    *,
+    stopping: Optional[str],
+    expect_outcome: bool,
+) -> Tuple[str, str]:
     """(state, reason) of a run whose child has ended.
 
-    ``outcome`` and ``error`` are what the engine said, ``status`` the wait status (None: nobody could see it), ``stopping`` who
-    asked for a stop. An engine's own word counts most; without one, a death from outside is "lost", a death of its own "failed".
+    ``outcome`` and ``error`` are what the engine said, ``status`` the wait status (None: nobody could see it),
+    ``stopping`` who asked for a stop. An engine's own word counts most; without one, a death from outside is "lost",
+    a death of its own "failed".
     """
     said = (outcome or {}).get("state")
     if said in ("done", "failed", "stopped"):

@@ -1,9 +1,11 @@
 """The verb that follows a run: its log byte for byte, its status as it changes, its end as it was.
 
-It ends by itself only when the run is over and everything in the log was sent; a stream that stops in any other way means that the link was lost.
-Log bytes travel as ``{"event": "log", "n": count, "pos": position behind them, "b": base64}``, or with "z" for base64 of zlib where that is shorter: logs shrink
-tenfold, which costs the host little and saves the operator's machine most of its work.
+It ends by itself only when the run is over and everything in the log was sent; a stream that stops in any other way
+means that the link was lost. Log bytes travel as ``{"event": "log", "n": count, "pos": position behind them, "b":
+base64}``, or with "z" for base64 of zlib where that is shorter: logs shrink tenfold, which costs the host little and
+saves the operator's machine most of its work.
 """
+
 from __future__ import annotations
 
 import base64
@@ -34,7 +36,11 @@ class Lines:
         try:
             self._pattern = None if pattern is None else re.compile(pattern.encode("utf-8"), re.I if ignore_case else 0)
         except re.error as error:
-            raise AgentError("UsageError", "%r is no regular expression: %s" % (pattern, error), hint="Python's syntax; quote what is meant literally") from error
+            raise AgentError(
+                "UsageError",
+                "%r is no regular expression: %s" % (pattern, error),
+                hint="Python's syntax; quote what is meant literally",
+            ) from error
         self.waiting = b""
 
     def matches(self, line: bytes) -> bool:
@@ -85,8 +91,13 @@ class Follower:
                 if self.status()["state"] in TERMINAL or not follow:
                     break
                 if not os.path.isdir(self.run.path):
-                    raise AgentError("RunNotFound", "the directory of run %s was deleted while it was followed" % self.run.id, tried=self.run.path,
-                                     hint="its processes, if any are left, show up under `status` as leftovers; stop --leftovers ends them", run=self.run.id)
+                    raise AgentError(
+                        "RunNotFound",
+                        "the directory of run %s was deleted while it was followed" % self.run.id,
+                        tried=self.run.path,
+                        hint="if its processes are still there, stop --leftovers ends them",
+                        run=self.run.id,
+                    )
                 time.sleep(POLL)
             if self._operator_gone():
                 raise AgentError("Interrupted", "the operator went away")
@@ -110,8 +121,9 @@ class Follower:
     def _first_offset(self, fd: int) -> int:
         moment, ago = self.request.get("since"), self.request.get("since_ago")
         if moment is not None or ago is not None:
-            offset = tail.since(self.run.log_index, wall=float(moment) if moment is not None else time.time() - float(ago),
-                                uptime=None if ago is None or self._other_boot() else processes.uptime() - float(ago))
+            wall = float(moment) if moment is not None else time.time() - float(ago or 0)
+            steady = None if ago is None or self._other_boot() else processes.uptime() - float(ago)
+            offset = tail.since(self.run.log_index, wall=wall, uptime=steady)
             return tail.line_start(fd, min(offset, os.fstat(fd).st_size))
         count = self.request.get("lines", 10)
         if count is None:
@@ -154,7 +166,11 @@ class Follower:
     def status(self, *, force: bool = False) -> Dict[str, Any]:
         """The run's state, looked at once a second; sent along when asked for and changed."""
         now = time.monotonic()
-        if not force and now - self._looked < (STATUS_EVERY if self._status.get("state") not in TERMINAL else 0.0) and not self._rewritten():
+        if (
+            not force
+            and now - self._looked < (STATUS_EVERY if self._status.get("state") not in TERMINAL else 0.0)
+            and not self._rewritten()
+        ):
             return self._status
         self._looked = now
         self._status = current_status(self.run)
@@ -177,9 +193,11 @@ class Follower:
 def follow(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     """Follow a run.
 
-    Request: "run" (none: the newest), "lines" (10; None: all), "since" (unix time) or "since_ago" (seconds), "grep" (regular expression), "ignore_case",
-    "follow" (True), "log" (True), "status" (False: send ``status`` events too), "position" (go on there after a lost link).
-    Events: ``run``, ``position`` (where it begins), ``log``, ``log_notice``, ``status``. Result: the run's status, "position", "bytes" (sent). Raises AgentError: RunNotFound, UsageError.
+    Request: "run" (none: the newest), "lines" (10; None: all), "since" (unix time) or "since_ago" (seconds), "grep"
+    (regular expression), "ignore_case", "follow" (True), "log" (True), "status" (False: send ``status`` events too),
+    "position" (go on there after a lost link).
+    Events: ``run``, ``position`` (where it begins), ``log``, ``log_notice``, ``status``. Result: the run's status,
+    "position", "bytes" (sent). Raises AgentError: RunNotFound, UsageError.
     """
     return Follower(request, emit).work()
 
@@ -191,5 +209,3 @@ def unpack(event: Dict[str, Any]) -> bytes:
     if len(data) != event["n"]:
         raise ValueError("a log event announced %d bytes and held %d" % (event["n"], len(data)))
     return data
-
-

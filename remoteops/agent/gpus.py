@@ -3,6 +3,7 @@
 NVML costs well under a millisecond a look and no process; nvidia-smi costs a process and up to a second, so callers
 that look often ask ``cheap`` first. No GPU and no driver is an ordinary answer: [].
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -24,8 +25,12 @@ class _Utilization(ctypes.Structure):
 
 
 class _ProcessV2(ctypes.Structure):
-    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("instance", ctypes.c_uint),
-                ("compute", ctypes.c_uint)]
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("compute", ctypes.c_uint),
+    ]
 
 
 class Nvml:
@@ -61,9 +66,16 @@ class Nvml:
             if self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0:
                 continue
             used = self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(use)) == 0
-            found.append({"index": index, "name": self._text("nvmlDeviceGetName", handle),
-                          "uuid": self._text("nvmlDeviceGetUUID", handle), "memory_used": memory.used,
-                          "memory_total": memory.total, "utilization": use.gpu if used else None})
+            found.append(
+                {
+                    "index": index,
+                    "name": self._text("nvmlDeviceGetName", handle),
+                    "uuid": self._text("nvmlDeviceGetUUID", handle),
+                    "memory_used": memory.used,
+                    "memory_total": memory.total,
+                    "utilization": use.gpu if used else None,
+                }
+            )
         return found
 
     def processes(self) -> List[Dict[str, Any]]:
@@ -75,13 +87,17 @@ class Nvml:
             call = getattr(self._library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
             if call is None or call(handle, ctypes.byref(count), rows) != 0:
                 continue
-            for row in rows[:count.value]:
-                found.append({"gpu": index, "pid": int(row.pid), "memory": None if row.used == _MISSING else int(row.used)})
+            for row in rows[: count.value]:
+                found.append(
+                    {"gpu": index, "pid": int(row.pid), "memory": None if row.used == _MISSING else int(row.used)}
+                )
         return found
 
     def _text(self, function: str, handle: ctypes.c_void_p) -> str:
         buffer = ctypes.create_string_buffer(96)
-        return buffer.value.decode("utf-8", "replace") if getattr(self._library, function)(handle, buffer, 96) == 0 else ""
+        return (
+            buffer.value.decode("utf-8", "replace") if getattr(self._library, function)(handle, buffer, 96) == 0 else ""
+        )
 
 
 def _smi(query: str) -> List[List[str]]:
@@ -89,13 +105,23 @@ def _smi(query: str) -> List[List[str]]:
     if tool is None:
         return []
     try:
-        done = subprocess.run([tool, query, "--format=csv,noheader,nounits"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, timeout=30, check=False)
+        done = subprocess.run(
+            [tool, query, "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=30,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     if done.returncode != 0:
         return []
-    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
+    return [
+        [cell.strip() for cell in line.split(",")]
+        for line in done.stdout.decode("utf-8", "replace").splitlines()
+        if line.strip()
+    ]
 
 
 def _number(text: str, scale: int = 1) -> Optional[int]:
@@ -124,8 +150,16 @@ class Gpus:
         found = []
         for row in _smi("--query-gpu=index,name,uuid,memory.used,memory.total,utilization.gpu"):
             if len(row) == 6:
-                found.append({"index": _number(row[0]), "name": row[1], "uuid": row[2], "memory_used": _number(row[3], 1 << 20),
-                              "memory_total": _number(row[4], 1 << 20), "utilization": _number(row[5])})
+                found.append(
+                    {
+                        "index": _number(row[0]),
+                        "name": row[1],
+                        "uuid": row[2],
+                        "memory_used": _number(row[3], 1 << 20),
+                        "memory_total": _number(row[4], 1 << 20),
+                        "utilization": _number(row[5]),
+                    }
+                )
         return found
 
     def processes(self) -> List[Dict[str, Any]]:

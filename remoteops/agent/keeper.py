@@ -7,6 +7,7 @@ As "subreaper" it is the parent of every orphan of the run, so that children whi
     run.start --> keeper (own session) --+--> child (own session; stdout and stderr are the log's pipe)
                                          +--> supervisor (a fork of the keeper)
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -28,8 +29,13 @@ _PIPE_SIZE = 1 << 20
 
 def command_line(interpreter: str, root: str) -> List[str]:
     """What starts a keeper: its specification comes on stdin, its report (one JSON line) on stdout."""
-    return [interpreter, "-I", "-c", "import sys; sys.path.insert(0, sys.argv[1]); "
-            "from remoteops.agent.keeper import main; main()", root]
+    return [
+        interpreter,
+        "-I",
+        "-c",
+        "import sys; sys.path.insert(0, sys.argv[1]); from remoteops.agent.keeper import main; main()",
+        root,
+    ]
 
 
 class Keeper:
@@ -56,8 +62,16 @@ class Keeper:
 
     def start_child(self) -> Dict[str, Any]:
         """Start the run's own program; returns its identity. Raises OSError when it cannot be executed."""
-        self.child = subprocess.Popen(self.spec["argv"], env=self.spec["env"], cwd=self.spec["cwd"], stdin=subprocess.DEVNULL,
-                                      stdout=self.log[1], stderr=self.log[1], start_new_session=True, restore_signals=True)
+        self.child = subprocess.Popen(
+            self.spec["argv"],
+            env=self.spec["env"],
+            cwd=self.spec["cwd"],
+            stdin=subprocess.DEVNULL,
+            stdout=self.log[1],
+            stderr=self.log[1],
+            start_new_session=True,
+            restore_signals=True,
+        )
         found = processes.identity(self.child.pid)
         if found is None:
             raise OSError("the child vanished at once")
@@ -125,7 +139,12 @@ def main() -> None:
     except (OSError, AttributeError):
         pass
     keeper = Keeper(spec)
-    signal.signal(signal.SIGTERM, lambda *_: keeper.supervisor and os.kill(keeper.supervisor, signal.SIGTERM))
+    
+    def pass_on(*_: Any) -> None:
+        if keeper.supervisor:
+            os.kill(keeper.supervisor, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, pass_on)
     try:
         child = keeper.start_child()
     except (OSError, ValueError) as error:

@@ -5,6 +5,7 @@ Three sorts are told apart, because only some may be ended:
   * "orphan": looks like an engine, belongs to this user, and its parent is gone;
   * "foreign": holds GPU memory and is neither (somebody works with it). Named, never ended.
 """
+
 from __future__ import annotations
 
 import os
@@ -28,8 +29,8 @@ def leftovers(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, A
 def find(request: Dict[str, Any], gpus: Optional[gpu_module.Gpus] = None) -> List[Dict[str, Any]]:
     """[{"pid", "user", "command", "memory" (bytes of GPU memory or None), "gpus", "sort", "run", "start"}]
 
-    On a host with GPUs "orphan" and "foreign" are only those that hold memory of a GPU in ``gpu_indexes`` (None: any); "ours" are
-    named wherever they are.
+    On a host with GPUs "orphan" and "foreign" are only those that hold memory of a GPU in ``gpu_indexes`` (None:
+    any); "ours" are named wherever they are.
     """
     gpus = gpus or gpu_module.Gpus()
     table = processes.scan()
@@ -55,13 +56,33 @@ def find(request: Dict[str, Any], gpus: Optional[gpu_module.Gpus] = None) -> Lis
         else:
             sort = ""
         if sort:
-            found.append({"pid": pid, "user": processes.user(pid), "command": processes.command(pid), "sort": sort, "run": run,
-                          "memory": held.get(pid, {}).get("memory"), "gpus": held.get(pid, {}).get("gpus", []), "start": process.start})
+            found.append(
+                {
+                    "pid": pid,
+                    "user": processes.user(pid),
+                    "command": processes.command(pid),
+                    "sort": sort,
+                    "run": run,
+                    "memory": held.get(pid, {}).get("memory"),
+                    "gpus": held.get(pid, {}).get("gpus", []),
+                    "start": process.start,
+                }
+            )
     # Pids of another pid namespace (a container's): the driver names them, /proc does not.
     for pid, entry in sorted(held.items()):
         if pid not in table:
-            found.append({"pid": pid, "user": "", "command": "(not visible from here: another container, or just ended)",
-                          "sort": "foreign", "run": None, "memory": entry["memory"], "gpus": entry["gpus"], "start": None})
+            found.append(
+                {
+                    "pid": pid,
+                    "user": "",
+                    "command": "(not visible from here: another container, or just ended)",
+                    "sort": "foreign",
+                    "run": None,
+                    "memory": entry["memory"],
+                    "gpus": entry["gpus"],
+                    "start": None,
+                }
+            )
     return found
 
 
@@ -112,4 +133,8 @@ def end(request: Dict[str, Any]) -> Dict[str, Any]:
     released = tree.gpus_released(gpus, [], pids, 30.0)
     rows = find(request, gpus)
     gone = {(row["pid"], row["start"]) for row in targets} - {(row["pid"], row["start"]) for row in rows}
-    return {"ended": [row for row in targets if (row["pid"], row["start"]) in gone], "left": rows, "gpu_released": released}
+    return {
+        "ended": [row for row in targets if (row["pid"], row["start"]) in gone],
+        "left": rows,
+        "gpu_released": released,
+    }

@@ -1,8 +1,10 @@
 """What a run's state really is now: what is written down, checked against the processes it speaks of.
 
-A written "running" is believed only while the very process (pid, start time, boot) that wrote it lives. If nobody supervises any more, the events the engine
-left are read again; if the engine is gone too and said nothing, the run is lost, with whatever evidence the host still has.
+A written "running" is believed only while the very process (pid, start time, boot) that wrote it lives. If nobody
+supervises any more, the events the engine left are read again; if the engine is gone too and said nothing, the run
+is lost, with whatever evidence the host still has.
 """
+
 from __future__ import annotations
 
 import os
@@ -16,12 +18,19 @@ from remoteops.agent.rundir import TERMINAL, RunDir, read_json, write_json
 
 STARTING_PATIENCE = 30.0
 """Seconds a run may have no supervisor on record before its launch is taken for failed."""
-_ERROR_LINE = re.compile(rb"^(?:\S*[A-Za-z_.]*(?:Error|Exception|Interrupt)\b.*|.*\b(?:ERROR|CRITICAL|FATAL)\b.*)$", re.M)
+_ERROR_LINE = re.compile(
+    rb"^(?:\S*[A-Za-z_.]*(?:Error|Exception|Interrupt)\b.*|.*\b(?:ERROR|CRITICAL|FATAL)\b.*)$", re.M
+)
 
 
 def current_status(run: RunDir, *, persist: bool = True) -> Dict[str, Any]:
     """status.json as it should read now. ``persist`` writes a newly found end back, so that its evidence is kept."""
-    written = read_json(run.status) or {"schema": "remoteops.status/1", "run": run.id, "path": run.path, "state": "queued"}
+    written = read_json(run.status) or {
+        "schema": "remoteops.status/1",
+        "run": run.id,
+        "path": run.path,
+        "state": "queued",
+    }
     if written.get("state") in TERMINAL:
         return _with_place(run, written)
     identities = read_json(run.supervisor)
@@ -54,31 +63,44 @@ def _unsupervised(run: RunDir, written: Dict[str, Any], identities: Dict[str, An
     now = processes.uptime()
     for record in run.read_events():
         stamp = record.get("t")
-        progress.feed(record, started + max(0.0, stamp - identities["started"]) if isinstance(stamp, (int, float)) else now)
+        progress.feed(
+            record, started + max(0.0, stamp - identities["started"]) if isinstance(stamp, (int, float)) else now
+        )
     rebooted = evidence.boot_changed(identities)
     alive = {} if rebooted else tree.members(run.id, identities)
     status = {**written, "supervised": False}
     fields = progress.fields(now)
     status.update({name: value for name, value in fields.items() if value is not None})
     if processes.is_alive(identities.get("child")) or (alive and progress.outcome is None):
-        return {**status, "state": progress.state, "notice": "nobody supervises this run any more (its supervisor and keeper were "
-                "killed); the engine still works. `stop` ends it"}
+        return {
+            **status,
+            "state": progress.state,
+            "notice": "nobody supervises this run any more (its supervisor and keeper were "
+            "killed); the engine still works. `stop` ends it",
+        }
     proof: List[str] = []
-    state, reason = evidence.conclude(progress.outcome, progress.error, None, stopping=None,
-                                      expect_outcome=bool(identities.get("expect_outcome")))
+    state, reason = evidence.conclude(
+        progress.outcome, progress.error, None, stopping=None, expect_outcome=bool(identities.get("expect_outcome"))
+    )
     if state == "lost":
         if rebooted:
             reason = "the host was rebooted while it ran"
             proof = ["boot id was %s, is %s" % ((identities.get("child") or {}).get("boot"), processes.boot_id())]
         else:
-            pids = [who["pid"] for who in [identities.get("child") or {}, *(identities.get("seen") or [])] if "pid" in who]
+            pids = [
+                who["pid"] for who in [identities.get("child") or {}, *(identities.get("seen") or [])] if "pid" in who
+            ]
             proof = evidence.out_of_memory(identities.get("oom"), pids)
-            reason = "its processes are gone and left no outcome (supervisor, keeper and engine)" + ("; out of memory" if proof else "")
+            reason = "its processes are gone and left no outcome (supervisor, keeper and engine)" + (
+                "; out of memory" if proof else ""
+            )
         if written.get("problem"):
             proof.append(str(written["problem"]))
     status.update(state=state, reason=reason, evidence=proof, exit_code=None, signal=None, ended=written.get("updated"))
     if alive:
-        status["notice"] = "still there: %s" % ", ".join("%d %s" % (pid, processes.command(pid, 60)) for pid in sorted(alive))
+        status["notice"] = "still there: %s" % ", ".join(
+            "%d %s" % (pid, processes.command(pid, 60)) for pid in sorted(alive)
+        )
     if persist:
         try:
             write_json(run.status, status)
@@ -106,10 +128,9 @@ def last_error(path: str, window: int = 1 << 18) -> Optional[Dict[str, Any]]:
             data = stream.read(window)
     except OSError:
         return None
-    match = None
-    for match in _ERROR_LINE.finditer(data):
-        pass
-    if match is None:
+    matches = list(_ERROR_LINE.finditer(data))
+    if not matches:
         return None
+    match = matches[-1]
     text = match.group(0).decode("utf-8", "replace").strip()
     return {"kind": "", "message": text[:500], "hint": "", "log_offset": base + match.start()}

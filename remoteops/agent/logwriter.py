@@ -3,6 +3,7 @@
 A full disk must not hurt the child: its output goes on being read, the newest megabyte is kept, and once there is room
 again it is written with one line that says how much is missing. A log that was renamed or deleted is opened anew.
 """
+
 from __future__ import annotations
 
 import os
@@ -94,7 +95,7 @@ class LogWriter:
         self._held += data
         if len(self._held) > KEEP:
             self._dropped += len(self._held) - KEEP
-            del self._held[:len(self._held) - KEEP]
+            del self._held[: len(self._held) - KEEP]
 
     def flush(self) -> bool:
         """Try again to write what is held back; True when nothing is left."""

@@ -3,6 +3,7 @@
 A process is named by pid, start time (ticks since boot, immune to the wall clock) and boot id together; a pid alone
 is never taken for a process, because pids are used again.
 """
+
 from __future__ import annotations
 
 import os
@@ -57,10 +58,17 @@ def read(pid: int) -> Optional[Process]:
         return None
     # The name is in parentheses and may hold spaces and parentheses itself: the last ')' ends it.
     left, right = line.find(b"("), line.rfind(b")")
-    fields = line[right + 2:].split()
+    fields = line[right + 2 :].split()
     try:
-        return Process(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]), fields[0].decode("ascii"),
-                       line[left + 1:right].decode("utf-8", "replace"))
+        return Process(
+            pid,
+            int(fields[1]),
+            int(fields[2]),
+            int(fields[3]),
+            int(fields[19]),
+            fields[0].decode("ascii"),
+            line[left + 1 : right].decode("utf-8", "replace"),
+        )
     except (IndexError, ValueError):
         return None
 

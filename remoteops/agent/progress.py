@@ -2,13 +2,23 @@
 
 Rates are taken over a clock that no one can set back: ``now`` is seconds on any steady clock.
 """
+
 from __future__ import annotations
 
 from collections import deque
 from typing import Any, Deque, Dict, Optional, Tuple
 
-STATE_OF_PHASE = {"queued": "queued", "starting": "starting", "start": "starting", "load": "loading", "loading": "loading",
-                  "extract": "running", "running": "running", "verify": "verifying", "verifying": "verifying"}
+STATE_OF_PHASE = {
+    "queued": "queued",
+    "starting": "starting",
+    "start": "starting",
+    "load": "loading",
+    "loading": "loading",
+    "extract": "running",
+    "running": "running",
+    "verify": "verifying",
+    "verifying": "verifying",
+}
 COUNTERS = ("samples", "samples_total", "tokens", "tokens_total", "bytes")
 WINDOW = 30.0
 """Seconds over which "now" is meant when a rate is given."""
@@ -44,8 +54,12 @@ class Progress:
         elif kind == "notice":
             self.notice = str(event.get("text") or "")
         elif kind == "failure":
-            self.error = {"kind": event.get("kind") or "", "message": str(event.get("message") or ""),
-                          "hint": event.get("hint") or "", "log_offset": event.get("log_offset", log_offset)}
+            self.error = {
+                "kind": event.get("kind") or "",
+                "message": str(event.get("message") or ""),
+                "hint": event.get("hint") or "",
+                "log_offset": event.get("log_offset", log_offset),
+            }
         elif kind == "outcome":
             self.outcome = {"state": event.get("state"), "summary": event.get("summary") or {}}
         elif kind == "paused":
@@ -91,10 +105,16 @@ class Progress:
         left = self.counters.get("tokens_total", 0) - self.counters.get("tokens", 0)
         pace = recent or mean
         return {
-            "phase": self.phase, "phase_s": round(now - self.phase_since, 1),
+            "phase": self.phase,
+            "phase_s": round(now - self.phase_since, 1),
             **{name: self.counters.get(name) for name in COUNTERS},
-            "tokens_per_s": round(recent, 1), "tokens_per_s_mean": round(mean, 1),
-            "eta_s": round(left / pace, 1) if pace > 0 and left > 0 else (0.0 if self.counters.get("tokens_total") and left <= 0 else None),
-            "last_error": self.error, "notice": self.notice, "paused": self.paused,
+            "tokens_per_s": round(recent, 1),
+            "tokens_per_s_mean": round(mean, 1),
+            "eta_s": round(left / pace, 1)
+            if pace > 0 and left > 0
+            else (0.0 if self.counters.get("tokens_total") and left <= 0 else None),
+            "last_error": self.error,
+            "notice": self.notice,
+            "paused": self.paused,
             "summary": (self.outcome or {}).get("summary"),
         }

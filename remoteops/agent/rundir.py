@@ -6,13 +6,14 @@
       events.jsonl      everything that happened; appended by the supervisor and by the engine, one write a line
       log               the raw bytes of the child's stdout and stderr
       log.index         "offset unix-time seconds-since-boot" lines: which byte was written when
-      supervisor.json   pid, start time and boot id of the keeper, the supervisor, the child and the processes they led to
-      stop.json         that somebody asked for a stop, who, when, and how long to be patient
+      supervisor.json   pid, start time and boot id of the keeper, the supervisor, the child and the processes they
+      led to stop.json         that somebody asked for a stop, who, when, and how long to be patient
       agent.pyz         the agent this run was started with (a later upgrade does not pull it away)
       out/              samples and manifest.jsonl (or a link to the folder named in the request)
 
 Only the owner may read them: a request and a log can hold paths, prompts and tokens.
 """
+
 from __future__ import annotations
 
 import json
@@ -117,7 +118,10 @@ def all_runs(root: str) -> List[RunDir]:
         names = [name for name in os.listdir(root) if number_of(name) and os.path.isdir(os.path.join(root, name))]
     except OSError:
         return []
-    return [RunDir(os.path.join(root, name)) for name in sorted(names, key=lambda name: (number_of(name), name), reverse=True)]
+    return [
+        RunDir(os.path.join(root, name))
+        for name in sorted(names, key=lambda name: (number_of(name), name), reverse=True)
+    ]
 
 
 def find(request: Dict[str, Any]) -> RunDir:
@@ -133,15 +137,26 @@ def find(request: Dict[str, Any]) -> RunDir:
     if not name:
         if runs:
             return runs[0]
-        raise AgentError("RunNotFound", "there is no run on this host yet", tried="looked in %s" % root,
-                         hint="start one, or name another state_dir in the inventory")
-    exact = [run for run in runs if run.id == name] or [run for run in runs if name.isdigit() and number_of(run.id) == int(name)]
+        raise AgentError(
+            "RunNotFound",
+            "there is no run on this host yet",
+            tried="looked in %s" % root,
+            hint="start one, or name another state_dir in the inventory",
+        )
+    exact = [run for run in runs if run.id == name] or [
+        run for run in runs if name.isdigit() and number_of(run.id) == int(name)
+    ]
     matches = exact or [run for run in runs if run.id.startswith(name) or run.id.rpartition("-")[2] == name]
     if len(matches) == 1:
         return matches[0]
     known = ", ".join(run.id for run in (matches or runs)[:8]) or "none"
-    raise AgentError("RunNotFound", "%s run is called %r" % ("more than one" if matches else "no", name),
-                     tried="looked in %s" % root, hint="runs there: %s" % known, runs=[run.id for run in runs[:50]])
+    raise AgentError(
+        "RunNotFound",
+        "%s run is called %r" % ("more than one" if matches else "no", name),
+        tried="looked in %s" % root,
+        hint="runs there: %s" % known,
+        runs=[run.id for run in runs[:50]],
+    )
 
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:

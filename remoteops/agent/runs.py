@@ -1,4 +1,5 @@
 """Verbs over runs: start, list, status, stop. A run is any program; what it does is its own business."""
+
 from __future__ import annotations
 
 import fcntl
@@ -27,8 +28,9 @@ STOP_GRACE = 60.0
 def start(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     """Start a program that outlives the link, and see it alive before saying so.
 
-    Request: "argv" [str], "env" {str: str} (added to this environment), "cwd", "request" (any object; becomes request.json), "label", "out" (folder whose disk
-    is watched), "allow_second", "force", "expect_outcome", "timeouts" {"start": seconds}. ``{run_dir}``, ``{run_id}`` and ``{agent}`` in argv and env are replaced.
+    Request: "argv" [str], "env" {str: str} (added to this environment), "cwd", "request" (any object; becomes
+    request.json), "label", "out" (folder whose disk is watched), "allow_second", "force", "expect_outcome",
+    "timeouts" {"start": seconds}. ``{run_dir}``, ``{run_id}`` and ``{agent}`` in argv and env are replaced.
     Result: {"run", "path", "pid", "supervisor_pid", "survives", "warning", "status"}.
     Raises AgentError: UsageError, RunActive, GpuBusy, HostStateError.
     """
@@ -40,8 +42,12 @@ def start(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
         os.makedirs(root, mode=0o700, exist_ok=True)
         lock = os.open(os.path.join(root, ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise AgentError("HostStateError", "the state folder cannot be written: %s" % error, tried="mkdir %s" % root,
-                         hint="free space there, or set state_dir in the inventory") from error
+        raise AgentError(
+            "HostStateError",
+            "the state folder cannot be written: %s" % error,
+            tried="mkdir %s" % root,
+            hint="free space there, or set state_dir in the inventory",
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two operators who start at once: the second one sees the first one's run
         env = {**os.environ, **{name: str(value) for name, value in (request.get("env") or {}).items()}}
@@ -61,31 +67,46 @@ def _refuse_second(request: Dict[str, Any], root: str) -> None:
     for run in all_runs(root):
         status = current_status(run)
         if status["state"] not in TERMINAL:
-            raise AgentError("RunActive", "run %s is %s on this host" % (run.id, status["state"]), tried="looked in %s" % root,
-                             hint="follow it (tail-logs %s), stop it (stop %s), or allow a second one" % (run.id, run.id), run=run.id,
-                             state=status["state"])
+            raise AgentError(
+                "RunActive",
+                "run %s is %s on this host" % (run.id, status["state"]),
+                tried="looked in %s" % root,
+                hint="follow it (tail-logs %s), stop it (stop %s), or allow a second one" % (run.id, run.id),
+                run=run.id,
+                state=status["state"],
+            )
 
 
 def _refuse_leftovers(request: Dict[str, Any], gpus: gpu_module.Gpus, indexes: Optional[List[int]]) -> None:
     if request.get("force"):
         return
     found = leftovers.find({**request, "gpu_indexes": indexes}, gpus)
-    # A second run on purpose shares the host with the first one, so its processes are no leftovers; find() leaves them out.
+    # A second run on purpose shares the host with the first one, so its processes are no leftovers; find() leaves
+    # them out.
     if found:
-        names = "; ".join("pid %d (%s, %s) %s" % (row["pid"], row["user"] or "?", _size(row["memory"]), row["command"][:80]) for row in found[:6])
-        raise AgentError("GpuBusy", "%d process(es) of earlier engines are still there: %s" % (len(found), names), tried="looked at GPUs and processes",
-                         hint="stop --leftovers ends those that are yours; --force starts all the same", leftovers=found)
+        names = "; ".join(
+            "pid %d (%s, %s) %s" % (row["pid"], row["user"] or "?", _size(row["memory"]), row["command"][:80])
+            for row in found[:6]
+        )
+        raise AgentError(
+            "GpuBusy",
+            "%d process(es) of earlier engines are still there: %s" % (len(found), names),
+            tried="looked at GPUs and processes",
+            hint="stop --leftovers ends those that are yours; --force starts all the same",
+            leftovers=found,
+        )
 
 
 def _size(count: Optional[int]) -> str:
-    return "no GPU memory seen" if count is None else "%.1f GiB of GPU memory" % (count / 2 ** 30)
+    return "no GPU memory seen" if count is None else "%.1f GiB of GPU memory" % (count / 2**30)
 
 
 def _import_root(run: RunDir) -> str:
-    """Where Python finds this agent: a copy of the archive in the run directory, or the source tree it was started from."""
+    """Where Python finds this agent: a copy of the archive in the run directory, or the source tree it was started
+    from."""
     import remoteops
 
-    place = os.path.dirname(os.path.abspath(list(remoteops.__path__)[0]))
+    place = os.path.dirname(os.path.abspath(next(iter(remoteops.__path__))))
     if os.path.isfile(place):
         shutil.copyfile(place, run.archive)
         return run.archive
@@ -95,13 +116,27 @@ def _import_root(run: RunDir) -> str:
 def _launch(request: Dict[str, Any], run: RunDir, env: Dict[str, str], indexes: Optional[List[int]]) -> Dict[str, Any]:
     try:
         agent = _import_root(run)
-        write_json(run.request, {"schema": "remoteops.request/1", "run": run.id, "label": request.get("label") or "", "argv": request["argv"],
-                                 "cwd": request.get("cwd"), "env_names": sorted(request.get("env") or {}), "created": time.time(),
-                                 **(request.get("request") or {})})
+        write_json(
+            run.request,
+            {
+                "schema": "remoteops.request/1",
+                "run": run.id,
+                "label": request.get("label") or "",
+                "argv": request["argv"],
+                "cwd": request.get("cwd"),
+                "env_names": sorted(request.get("env") or {}),
+                "created": time.time(),
+                **(request.get("request") or {}),
+            },
+        )
     except OSError as error:
         shutil.rmtree(run.path, ignore_errors=True)
-        raise AgentError("HostStateError", "the run directory cannot be written: %s" % error, tried="wrote %s" % run.request,
-                         hint="free space on that disk, or set state_dir in the inventory") from error
+        raise AgentError(
+            "HostStateError",
+            "the run directory cannot be written: %s" % error,
+            tried="wrote %s" % run.request,
+            hint="free space on that disk, or set state_dir in the inventory",
+        ) from error
     words = {"{run_dir}": run.path, "{run_id}": run.id, "{agent}": agent}
 
     def fill(text: str) -> str:
@@ -113,29 +148,65 @@ def _launch(request: Dict[str, Any], run: RunDir, env: Dict[str, str], indexes: 
     env = {name: fill(value) for name, value in env.items()}
     env.update({MARKER: run.id, "REMOTEOPS_RUN_DIR": run.path, "PYTHONUNBUFFERED": env.get("PYTHONUNBUFFERED", "1")})
     cwd = os.path.abspath(os.path.expanduser(request.get("cwd") or run.path))
-    spec = {"run": run.path, "argv": [fill(item) for item in request["argv"]], "env": env, "cwd": cwd, "label": request.get("label") or "",
-            "survives": way.name, "expect_outcome": bool(request.get("expect_outcome")), "gpu_indexes": indexes, "unit": "remoteops-" + run.id,
-            "scoped": bool(way.prefix), "out": os.path.expanduser(fill(request["out"])) if request.get("out") else None}
+    spec = {
+        "run": run.path,
+        "argv": [fill(item) for item in request["argv"]],
+        "env": env,
+        "cwd": cwd,
+        "label": request.get("label") or "",
+        "survives": way.name,
+        "expect_outcome": bool(request.get("expect_outcome")),
+        "gpu_indexes": indexes,
+        "unit": "remoteops-" + run.id,
+        "scoped": bool(way.prefix),
+        "out": os.path.expanduser(fill(request["out"])) if request.get("out") else None,
+    }
     report = _start_keeper(run, agent, way, spec, float((request.get("timeouts") or {}).get("start", START_TIMEOUT)))
     if "error" in report:
         shutil.rmtree(run.path, ignore_errors=True)
-        raise AgentError("HostStateError", "the program could not be started: %s" % report["error"], tried="%s in %s" % (spec["argv"][0], cwd),
-                         hint="check that path on the host")
+        raise AgentError(
+            "HostStateError",
+            "the program could not be started: %s" % report["error"],
+            tried="%s in %s" % (fill(request["argv"][0]), cwd),
+            hint="check that path on the host",
+        )
     identities = read_json(run.supervisor) or {}
     status = current_status(run)
     alive = processes.is_alive(identities.get("child"))
     if not alive and status["state"] not in TERMINAL and not processes.is_alive(identities.get("supervisor")):
-        raise AgentError("HostStateError", "the run vanished while it was starting", tried="pid %s" % (identities.get("child") or {}).get("pid"),
-                         hint="see %s" % run.supervisor_log, run=run.id)
-    return {"run": run.id, "path": run.path, "pid": identities["child"]["pid"], "identity": identities["child"],
-            "supervisor_pid": identities["supervisor"]["pid"], "survives": way.name, "warning": way.warning, "alive": alive, "status": status}
+        raise AgentError(
+            "HostStateError",
+            "the run vanished while it was starting",
+            tried="pid %s" % (identities.get("child") or {}).get("pid"),
+            hint="see %s" % run.supervisor_log,
+            run=run.id,
+        )
+    return {
+        "run": run.id,
+        "path": run.path,
+        "pid": identities["child"]["pid"],
+        "identity": identities["child"],
+        "supervisor_pid": identities["supervisor"]["pid"],
+        "survives": way.name,
+        "warning": way.warning,
+        "alive": alive,
+        "status": status,
+    }
 
 
 def _start_keeper(run: RunDir, agent: str, way: survival.Way, spec: Dict[str, Any], timeout: float) -> Dict[str, Any]:
     clean = {name: value for name, value in os.environ.items() if name not in (MARKER, "REMOTEOPS_RUN_DIR")}
     with open(run.supervisor_log, "ab") as errors:
-        started = subprocess.Popen([*way.prefix, *keeper.command_line(sys.executable, agent)], env={**clean, **way.env}, cwd="/", stdin=subprocess.PIPE,
-                                   stdout=subprocess.PIPE, stderr=errors, start_new_session=True, close_fds=True)
+        started = subprocess.Popen(
+            [*way.prefix, *keeper.command_line(sys.executable, agent)],
+            env={**clean, **way.env},
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+            close_fds=True,
+        )
     assert started.stdin is not None and started.stdout is not None
     try:
         started.stdin.write(json.dumps(spec).encode())
@@ -161,7 +232,11 @@ def _start_keeper(run: RunDir, agent: str, way: survival.Way, spec: Dict[str, An
 def list_runs(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     """{"runs": [status, newest first], "state_dir"}; "limit" (default 20) bounds it."""
     runs = all_runs(runs_root(request))
-    return {"runs": [current_status(run) for run in runs[:int(request.get("limit") or 20)]], "total": len(runs), "state_dir": os.path.dirname(runs_root(request))}
+    return {
+        "runs": [current_status(run) for run in runs[: int(request.get("limit") or 20)]],
+        "total": len(runs),
+        "state_dir": os.path.dirname(runs_root(request)),
+    }
 
 
 def status(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
@@ -172,8 +247,9 @@ def status(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
 def stop(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     """Stop a run's whole tree and see it gone. With "leftovers" true: end what earlier engines left instead.
 
-    Request: "run", "grace" (seconds between asking and killing, default 60), "by" (who asks). Two operators may ask at once: the first
-    one's request counts and both see the end. Result: the final status and "already" (it was over before). Raises RunNotFound, HostStateError.
+    Request: "run", "grace" (seconds between asking and killing, default 60), "by" (who asks). Two operators may ask
+    at once: the first one's request counts and both see the end. Result: the final status and "already" (it was over
+    before). Raises RunNotFound, HostStateError.
     """
     if request.get("leftovers"):
         return leftovers.end(request)
@@ -205,15 +281,27 @@ def stop(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
             emit("stopping", run=run.id, processes=tree.describe(tree.members(run.id, identities)))
         time.sleep(0.2)
     left = tree.describe(tree.members(run.id, read_json(run.supervisor) or {}))
-    raise AgentError("HostStateError", "run %s did not end: %d process(es) are still there" % (run.id, len(left)), tried="SIGTERM, then SIGKILL",
-                     hint="a process in state D waits for a device or a file server; see data", processes=left, run=run.id)
+    raise AgentError(
+        "HostStateError",
+        "run %s did not end: %d process(es) are still there" % (run.id, len(left)),
+        tried="SIGTERM, then SIGKILL",
+        hint="a process in state D waits for a device or a file server; see data",
+        processes=left,
+        run=run.id,
+    )
 
 
 def _stopped(run: RunDir, status: Dict[str, Any], identities: Dict[str, Any]) -> Dict[str, Any]:
     left = tree.describe(tree.members(run.id, identities))
     if left:
-        raise AgentError("HostStateError", "run %s says %s, but %d process(es) are still there" % (run.id, status["state"], len(left)),
-                         tried="SIGTERM, then SIGKILL", hint="see data", processes=left, run=run.id)
+        raise AgentError(
+            "HostStateError",
+            "run %s says %s, but %d process(es) are still there" % (run.id, status["state"], len(left)),
+            tried="SIGTERM, then SIGKILL",
+            hint="see data",
+            processes=left,
+            run=run.id,
+        )
     return {**status, "already": False}
 
 
@@ -222,15 +310,31 @@ def _stop_alone(run: RunDir, identities: Dict[str, Any], asked: Dict[str, Any]) 
     gpus = gpu_module.Gpus()
     members = tree.members(run.id, identities)
     child = identities.get("child")
-    first = [process for process in members.values() if processes.is_alive(child) and process.pid == (child or {}).get("pid")] or list(members.values())
-    tree.end(lambda: tree.members(run.id, identities), first=first, grace=asked["grace"], done=lambda: not processes.is_alive(child))
+    first = [
+        process for process in members.values() if processes.is_alive(child) and process.pid == (child or {}).get("pid")
+    ] or list(members.values())
+    tree.end(
+        lambda: tree.members(run.id, identities),
+        first=first,
+        grace=asked["grace"],
+        done=lambda: not processes.is_alive(child),
+    )
     released = tree.gpus_released(gpus, identities.get("gpus") or [], list(members), 30.0)
     final = {**current_status(run, persist=False), "gpu_released": released, "already": False}
     if final["state"] == "lost":
-        final.update(state="stopped", reason="stopped by %s (nobody supervised it any more)" % asked["by"], ended=time.time())
+        final.update(
+            state="stopped", reason="stopped by %s (nobody supervised it any more)" % asked["by"], ended=time.time()
+        )
     try:
         write_json(run.status, final)
-        run.event("ended", state=final["state"], reason=final.get("reason"), exit_code=None, signal=None, evidence=final.get("evidence") or [])
+        run.event(
+            "ended",
+            state=final["state"],
+            reason=final.get("reason"),
+            exit_code=None,
+            signal=None,
+            evidence=final.get("evidence") or [],
+        )
     except OSError:
         pass
     return _stopped(run, final, identities)

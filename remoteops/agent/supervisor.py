@@ -1,8 +1,9 @@
 """Watches one run: pumps its log, turns its events into status.json, looks at GPUs and disk, stops it when asked.
 
-It knows nothing about what the run does. Its clock for rates and patience is the steady one. Everything it must remember is in
-the run directory, so that a killed supervisor is replaced by a fresh one without a gap (see keeper.py).
+It knows nothing about what the run does. Its clock for rates and patience is the steady one. Everything it must
+remember is in the run directory, so that a killed supervisor is replaced by a fresh one without a gap (see keeper.py).
 """
+
 from __future__ import annotations
 
 import os
@@ -41,7 +42,9 @@ class Supervisor:
         self.log_fd, self.control_fd = log_fd, control_fd
         os.set_blocking(log_fd, False)
         self.writer = LogWriter(self.run)
-        self.identities: Dict[str, Any] = dict(spec["identities"], supervisor=processes.identity(os.getpid()), cgroup=spec.get("cgroup"))
+        self.identities: Dict[str, Any] = dict(
+            spec["identities"], supervisor=processes.identity(os.getpid()), cgroup=spec.get("cgroup")
+        )
         before = read_json(self.run.supervisor) or {}
         self.identities["seen"] = before.get("seen") or []
         self.oom = before.get("oom") or evidence.oom_counters(self.identities["child"]["pid"])
@@ -59,7 +62,7 @@ class Supervisor:
         self.state: Optional[str] = None
         self.extra: Dict[str, Any] = {"gpus": [], "disk": None}
         self.unsaved: List[Dict[str, Any]] = []
-        self._looked = {name: -1e9 for name in LOOK_EVERY}
+        self._looked = dict.fromkeys(LOOK_EVERY, -1e9)
         self.ever: Set[int] = {who["pid"] for who in self.identities["seen"]}
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -70,9 +73,16 @@ class Supervisor:
             self._reserve()
             if self.gpus.present:
                 self.baseline = self.gpus.devices()
-            self.event("started", argv=self.spec["argv"], pid=self.identities["child"]["pid"], survives=self.spec.get("survives"))
+            self.event(
+                "started",
+                argv=self.spec["argv"],
+                pid=self.identities["child"]["pid"],
+                survives=self.spec.get("survives"),
+            )
         else:
-            self.event("notice", text="the supervisor was killed and has been started again (%d)" % self.spec["restarts"])
+            self.event(
+                "notice", text="the supervisor was killed and has been started again (%d)" % self.spec["restarts"]
+            )
         self._remember()
         self.look()
         self.save()
@@ -108,8 +118,11 @@ class Supervisor:
         request = read_json(self.run.stop)
         if (request or self.told_to_end) and self.stopping is None:
             self.stop(request or {"by": "the host (SIGTERM: a shutdown, or the service manager)", "grace": 10})
-        if os.getppid() != self.identities["keeper"]["pid"] and self.exit_status is None \
-                and not processes.is_alive(self.identities["child"]):
+        if (
+            os.getppid() != self.identities["keeper"]["pid"]
+            and self.exit_status is None
+            and not processes.is_alive(self.identities["child"])
+        ):
             self.exit_status = -1  # the keeper is gone, and with it the exit code
 
     def pump(self) -> bool:
@@ -130,7 +143,8 @@ class Supervisor:
         """Read what the engine appended since the last look."""
         now, wall = processes.uptime(), time.time()
         first = self.event_offset == 0
-        for record, self.event_offset in self.run.events_from(self.event_offset):
+        for record, behind in self.run.events_from(self.event_offset):
+            self.event_offset = behind
             seen = now
             if first and isinstance(record.get("t"), (int, float)):
                 seen = min(now, max(self.started, now - (wall - record["t"])))
@@ -157,16 +171,24 @@ class Supervisor:
             devices = self.gpus.devices()
             mine = self.spec.get("gpu_indexes")
             self.extra["gpus"] = [device for device in devices if mine is None or device["index"] in mine]
-            self.event("gpu", gpus=[{name: device[name] for name in ("index", "memory_used", "memory_total", "utilization")}
-                                    for device in self.extra["gpus"]])
+            self.event(
+                "gpu",
+                gpus=[
+                    {name: device[name] for name in ("index", "memory_used", "memory_total", "utilization")}
+                    for device in self.extra["gpus"]
+                ],
+            )
         if self._is_due("disk"):
             self._look_at_disk()
         if self._is_due("tree"):
             found = self.members()
             known = {(who["pid"], who["start"]) for who in self.identities["seen"]}
             boot = processes.boot_id()
-            new = [{"pid": process.pid, "start": process.start, "boot": boot} for process in found.values()
-                   if (process.pid, process.start) not in known]
+            new = [
+                {"pid": process.pid, "start": process.start, "boot": boot}
+                for process in found.values()
+                if (process.pid, process.start) not in known
+            ]
             gone = [who for who in self.identities["seen"] if who["pid"] not in found]
             self.ever.update(who["pid"] for who in new)
             if new or gone:
@@ -182,7 +204,7 @@ class Supervisor:
         except OSError:
             return
         before = self.extra["disk"] or {}
-        free = found.f_bavail * found.f_frsize
+        free: int = found.f_bavail * found.f_frsize
         self.extra["disk"] = {"path": path, "free": free, "total": found.f_blocks * found.f_frsize}
         if free < LOW_DISK <= before.get("free", LOW_DISK):
             self.event("notice", text="the disk is nearly full: %d MB left at %s" % (free >> 20, path))
@@ -208,11 +230,23 @@ class Supervisor:
         """status.json as it should read now."""
         now = processes.uptime()
         return {
-            "schema": "remoteops.status/1", "run": self.run.id, "label": self.spec.get("label") or "", "path": self.run.path,
-            "state": self.state or self.progress.state, "stopping": self.stopping, "survives": self.spec.get("survives"),
-            "started": round(self.started_wall, 3), "elapsed_s": round(now - self.started, 1), "updated": round(time.time(), 3),
-            "updated_uptime": round(now, 1), "pid": self.identities["child"]["pid"], "supervisor_pid": os.getpid(),
-            **self.progress.fields(now), **self.extra, "log_bytes": self.writer.size, "problem": self.writer.problem or None,
+            "schema": "remoteops.status/1",
+            "run": self.run.id,
+            "label": self.spec.get("label") or "",
+            "path": self.run.path,
+            "state": self.state or self.progress.state,
+            "stopping": self.stopping,
+            "survives": self.spec.get("survives"),
+            "started": round(self.started_wall, 3),
+            "elapsed_s": round(now - self.started, 1),
+            "updated": round(time.time(), 3),
+            "updated_uptime": round(now, 1),
+            "pid": self.identities["child"]["pid"],
+            "supervisor_pid": os.getpid(),
+            **self.progress.fields(now),
+            **self.extra,
+            "log_bytes": self.writer.size,
+            "problem": self.writer.problem or None,
         }
 
     def save(self, *, sync: bool = False) -> bool:
@@ -225,8 +259,15 @@ class Supervisor:
             return False
 
     def _remember(self) -> None:
-        record = {**self.identities, "oom": self.oom, "gpus": self.baseline, "started": self.started_wall,
-                  "started_uptime": self.started, "survives": self.spec.get("survives"), "expect_outcome": bool(self.spec.get("expect_outcome"))}
+        record = {
+            **self.identities,
+            "oom": self.oom,
+            "gpus": self.baseline,
+            "started": self.started_wall,
+            "started_uptime": self.started,
+            "survives": self.spec.get("survives"),
+            "expect_outcome": bool(self.spec.get("expect_outcome")),
+        }
         try:
             write_json(self.run.supervisor, record)
         except OSError:
@@ -266,12 +307,19 @@ class Supervisor:
         self.save()
         child = processes.read(self.identities["child"]["pid"])
         first = [child] if child is not None and processes.is_alive(self.identities["child"]) else []
-        done = tree.end(self.members, first=first, grace=float(request.get("grace", 60)), tick=self._while_ending,
-                        done=lambda: not processes.is_alive(self.identities["child"]))
+        done = tree.end(
+            self.members,
+            first=first,
+            grace=float(request.get("grace", 60)),
+            tick=self._while_ending,
+            done=lambda: not processes.is_alive(self.identities["child"]),
+        )
         if done["forced"]:
             self.event("killed", pids=done["forced"], why="did not end within the time of grace")
         if done["left"]:
-            self.event("notice", text="not even SIGKILL ended: %s" % ", ".join(str(process.pid) for process in done["left"]))
+            self.event(
+                "notice", text="not even SIGKILL ended: %s" % ", ".join(str(process.pid) for process in done["left"])
+            )
 
     def _while_ending(self) -> None:
         self.pump()
@@ -288,10 +336,16 @@ class Supervisor:
             stragglers = self.members()
         if stragglers:
             named = tree.describe(stragglers)
-            self.event("notice", text="ending what the run left behind: " + "; ".join("%(pid)d %(command)s" % row for row in named)[:2000])
+            self.event(
+                "notice",
+                text="ending what the run left behind: "
+                + "; ".join("%(pid)d %(command)s" % row for row in named)[:2000],
+            )
             tree.end(self.members, first=stragglers.values(), grace=5.0, tick=self._while_ending)
         self._while_ending()
-        self.extra["gpu_released"] = tree.gpus_released(self.gpus, self.baseline, self._all_pids(), GPU_PATIENCE, self._while_ending)
+        self.extra["gpu_released"] = tree.gpus_released(
+            self.gpus, self.baseline, self._all_pids(), GPU_PATIENCE, self._while_ending
+        )
         self._conclude()
         self.writer.flush()
         deadline = time.monotonic() + 60
@@ -309,8 +363,13 @@ class Supervisor:
     def _conclude(self) -> None:
         known = None if self.exit_status in (None, -1) else self.exit_status
         code, name = (None, None) if known is None else evidence.exit_words(known)[:2]
-        self.state, reason = evidence.conclude(self.progress.outcome, self.progress.error, known, stopping=self.stopping,
-                                               expect_outcome=bool(self.spec.get("expect_outcome")))
+        self.state, reason = evidence.conclude(
+            self.progress.outcome,
+            self.progress.error,
+            known,
+            stopping=self.stopping,
+            expect_outcome=bool(self.spec.get("expect_outcome")),
+        )
         proof = evidence.out_of_memory(self.oom, self._all_pids()) if self.state in ("lost", "failed") else []
         if proof and self.state == "lost":
             reason += "; out of memory"

@@ -2,12 +2,14 @@
 
 * A session of its own (setsid) outlives the link everywhere, except where logind ends a user's processes at logout
   (KillUserProcesses=yes).
-* A scope under the user's service manager outlives that too, but only while the user lingers: without lingering the manager itself ends
+* A scope under the user's service manager outlives that too, but only while the user lingers: without lingering the
+manager itself ends
   with the last session and takes the scope along.
 * A scope under the system's service manager (root only) outlives every logout.
 
 A scope also gives the run a control group of its own.
 """
+
 from __future__ import annotations
 
 import glob
@@ -20,7 +22,8 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 
 class Way(NamedTuple):
-    """``name`` is what users read, ``prefix`` what comes before the keeper's command line, ``warning`` what may end the run."""
+    """``name`` is what users read, ``prefix`` what comes before the keeper's command line, ``warning`` what may end
+    the run."""
 
     name: str
     prefix: List[str]
@@ -51,8 +54,15 @@ def lingers(user: str, root: str = "/") -> bool:
 
 def _works(prefix: List[str], env: Dict[str, str]) -> bool:
     try:
-        done = subprocess.run([*prefix, "true"], env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL, timeout=10, check=False)
+        done = subprocess.run(
+            [*prefix, "true"],
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=10,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
@@ -81,8 +91,10 @@ def choose(unit: str, *, root: str = "/", uid: Optional[int] = None) -> Way:
                 return Way("systemd-run --user --scope", [*prefix, "--unit", unit], env)
     warning = ""
     if kills:
-        warning = ("this host ends a user's processes at logout (KillUserProcesses=yes) and %s does not linger: the run may die with "
-                   "your last session; `loginctl enable-linger %s` prevents it" % (user, user))
+        warning = (
+            "this host ends a user's processes at logout (KillUserProcesses=yes) and %s does not linger: the run may die "
+            "with your last session; `loginctl enable-linger %s` prevents it" % (user, user)
+        )
     return Way("setsid", [], {}, warning)
 
 
@@ -92,5 +104,8 @@ def describe(*, root: str = "/") -> Dict[str, Any]:
         user = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         user = str(os.getuid())
-    return {"managed": os.path.isdir(os.path.join(root, "run/systemd/system")), "kills_at_logout": kills_at_logout(root),
-            "lingers": lingers(user, root)}
+    return {
+        "managed": os.path.isdir(os.path.join(root, "run/systemd/system")),
+        "kills_at_logout": kills_at_logout(root),
+        "lingers": lingers(user, root),
+    }

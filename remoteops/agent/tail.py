@@ -1,9 +1,10 @@
 """Reads a growing file by inode and offset: no byte lost, none twice, whatever happens to the name it had.
 
-A position is {"dev", "ino", "offset", "check"}: the file, how much of it was read, and a checksum of the bytes just before, which tells
-a file that goes on from one that was emptied and filled again. Handled: appending, rename (also several times), copy and truncate,
-truncation, deletion, and going on from a position after the link was lost.
+A position is {"dev", "ino", "offset", "check"}: the file, how much of it was read, and a checksum of the bytes just
+before, which tells a file that goes on from one that was emptied and filled again. Handled: appending, rename (also
+several times), copy and truncate, truncation, deletion, and going on from a position after the link was lost.
 """
+
 from __future__ import annotations
 
 import os
@@ -46,7 +47,9 @@ class LogReader:
             if fd is None:
                 continue
             info = os.fstat(fd)
-            if (info.st_dev, info.st_ino) == (position.get("dev"), position.get("ino")) and _fits(fd, info.st_size, position):
+            if (info.st_dev, info.st_ino) == (position.get("dev"), position.get("ino")) and _fits(
+                fd, info.st_size, position
+            ):
                 self._use(fd, position["offset"])
                 return
             os.close(fd)
@@ -111,7 +114,7 @@ class LogReader:
     def _successor(self) -> Optional[str]:
         """The file that came after this one, when the log was rotated more than once meanwhile (log.3 -> log.2)."""
         for name in self._siblings():
-            match = re.fullmatch(r"\.(\d+)", name[len(self.path):])
+            match = re.fullmatch(r"\.(\d+)", name[len(self.path) :])
             if match and int(match.group(1)) > 1 and _key_of(name) == self._key:
                 newer = "%s.%d" % (self.path, int(match.group(1)) - 1)
                 return newer if os.path.exists(newer) else None
@@ -131,7 +134,10 @@ class LogReader:
             if fd is None:
                 continue
             if position.get("check") and _fits(fd, os.fstat(fd).st_size, position) and position["offset"] > 0:
-                self._notice("rotated", "the log was copied to %s and emptied; reading the rest there first" % os.path.basename(name))
+                self._notice(
+                    "rotated",
+                    "the log was copied to %s and emptied; reading the rest there first" % os.path.basename(name),
+                )
                 self._use(fd, position["offset"])
                 self._quiet = True
                 return True
@@ -141,8 +147,13 @@ class LogReader:
     def _siblings(self) -> List[str]:
         folder, base = os.path.split(self.path)
         try:
-            names = [name for name in os.listdir(folder) if name.startswith(base) and re.match(r"[.-]\d", name[len(base):])
-                     and not name.endswith((".gz", ".xz", ".zst", ".bz2"))]
+            names = [
+                name
+                for name in os.listdir(folder)
+                if name.startswith(base)
+                and re.match(r"[.-]\d", name[len(base) :])
+                and not name.endswith((".gz", ".xz", ".zst", ".bz2"))
+            ]
         except OSError:
             return []
         paths = [os.path.join(folder, name) for name in names]
@@ -190,7 +201,7 @@ def _fits(fd: int, size: int, position: Position) -> bool:
     if not check:
         return True
     length, checksum = check
-    return length <= offset and zlib.crc32(os.pread(fd, length, offset - length)) == checksum
+    return bool(length <= offset and zlib.crc32(os.pread(fd, length, offset - length)) == checksum)
 
 
 # -- where the last lines begin -------------------------------------------------------------------------------------
@@ -256,8 +267,8 @@ def matching_start(fd: int, count: int, matches: Callable[[bytes], bool]) -> int
 def since(index_path: str, *, wall: Optional[float] = None, uptime: Optional[float] = None) -> int:
     """Offset of the first byte written at or after a moment, from the index beside the log.
 
-    ``uptime`` (seconds since this boot) is used where given, since nobody sets it back; else ``wall`` (unix time). Where the clock jumped, rather
-    too much is shown than too little. Without an index: 0.
+    ``uptime`` (seconds since this boot) is used where given, since nobody sets it back; else ``wall`` (unix time).
+    Where the clock jumped, rather too much is shown than too little. Without an index: 0.
     """
     entries: List[Tuple[int, float, float]] = []
     try:
@@ -279,7 +290,8 @@ def since(index_path: str, *, wall: Optional[float] = None, uptime: Optional[flo
         if moment >= (uptime if uptime is not None else wall or 0.0):
             at = entry[0]
         elif uptime is not None:
-            # An entry's bytes were written from its moment on, for up to a second: they may reach past the moment asked for.
+            # An entry's bytes were written from its moment on, for up to a second: they may reach past the moment
+            # asked for.
             return entry[0] if at is None else at
     if at is None:
         return entries[-1][0] if entries else 0

@@ -1,9 +1,10 @@
 """Which processes belong to a run, and how they are ended.
 
 vLLM's engine core and its workers change their names, open sessions of their own and outlive their parents. Four traces
-lead to them, and any one is enough: the marker in their environment, being a descendant of a process that is known to belong,
-sharing its session, or the run's own control group.
+lead to them, and any one is enough: the marker in their environment, being a descendant of a process that is known
+to belong, sharing its session, or the run's own control group.
 """
+
 from __future__ import annotations
 
 import os
@@ -15,7 +16,9 @@ from remoteops.agent import processes
 from remoteops.agent.processes import Process
 
 
-def members(run_id: str, identities: Dict[str, Any], *, everything: Optional[Dict[int, Process]] = None) -> Dict[int, Process]:
+def members(
+    run_id: str, identities: Dict[str, Any], *, everything: Optional[Dict[int, Process]] = None
+) -> Dict[int, Process]:
     """pid -> process of every live process of the run, keeper and supervisor and the caller left out.
 
     ``identities`` is what supervisor.json holds: "keeper", "supervisor", "child", "seen" (identities of the processes
@@ -34,7 +37,11 @@ def members(run_id: str, identities: Dict[str, Any], *, everything: Optional[Dic
     known.update(pid for pid, run in processes.marked(table).items() if run == run_id)
     cgroup = identities.get("cgroup")
     if cgroup:
-        known.update(pid for pid in table if any(path == cgroup or path.startswith(cgroup + "/") for path in processes.cgroups(pid)))
+        known.update(
+            pid
+            for pid in table
+            if any(path == cgroup or path.startswith(cgroup + "/") for path in processes.cgroups(pid))
+        )
     while True:
         grown = known | processes.descendants(known | guards, table)
         # A session whose leader belongs to the run: all of it does.
@@ -71,9 +78,17 @@ def send(targets: Iterable[Process], number: int) -> None:
                 pass
 
 
-def end(find: Callable[[], Dict[int, Process]], *, first: Iterable[Process], grace: float, kill_wait: float = 20.0,
-        tick: Callable[[], None] = lambda: None, done: Callable[[], bool] = lambda: False) -> Dict[str, Any]:
-    """Ask ``first`` with SIGTERM, wait ``grace`` seconds for all that ``find`` names to be gone, then SIGKILL until they are.
+def end(
+    find: Callable[[], Dict[int, Process]],
+    *,
+    first: Iterable[Process],
+    grace: float,
+    kill_wait: float = 20.0,
+    tick: Callable[[], None] = lambda: None,
+    done: Callable[[], bool] = lambda: False,
+) -> Dict[str, Any]:
+    """Ask ``first`` with SIGTERM, wait ``grace`` seconds for all that ``find`` names to be gone, then SIGKILL until
+    they are.
 
     Nothing is asked when ``done`` says that the asked ones have ended: their stragglers get SIGTERM and five seconds.
     Returns {"forced": [pids that had to be killed], "left": [Process… that not even SIGKILL ended]}.
@@ -108,8 +123,13 @@ def describe(pids: Iterable[int]) -> List[Dict[str, Any]]:
     return [{"pid": pid, "user": processes.user(pid), "command": processes.command(pid)} for pid in sorted(pids)]
 
 
-def gpus_released(gpus: Any, baseline: List[Dict[str, Any]], pids: Iterable[int], patience: float,
-                  tick: Callable[[], None] = lambda: None) -> Optional[bool]:
+def gpus_released(
+    gpus: Any,
+    baseline: List[Dict[str, Any]],
+    pids: Iterable[int],
+    patience: float,
+    tick: Callable[[], None] = lambda: None,
+) -> Optional[bool]:
     """Wait until none of ``pids`` holds GPU memory and use is back near ``baseline``; None on a host without GPUs.
 
     Inside a container the driver may show no pids at all: then the devices' memory alone decides.
@@ -124,8 +144,13 @@ def gpus_released(gpus: Any, baseline: List[Dict[str, Any]], pids: Iterable[int]
         holders = gpus.processes()
         mine = [row for row in holders if row["pid"] in wanted]
         others = {row["gpu"] for row in holders} - {row["gpu"] for row in mine}
-        full = [device for device in gpus.devices() if device["index"] in before and device["index"] not in others
-                and (device["memory_used"] or 0) > before[device["index"]] + (512 << 20)]
+        full = [
+            device
+            for device in gpus.devices()
+            if device["index"] in before
+            and device["index"] not in others
+            and (device["memory_used"] or 0) > before[device["index"]] + (512 << 20)
+        ]
         if not mine and not full:
             return True
         if time.monotonic() > deadline:

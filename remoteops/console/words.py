@@ -1,0 +1,97 @@
+"""Numbers as people read them: tokens, rates, times, sizes, bars."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+STATE_STYLE = {
+    "queued": "dim",
+    "starting": "cyan",
+    "loading": "cyan",
+    "running": "green",
+    "verifying": "cyan",
+    "done": "bold green",
+    "failed": "bold red",
+    "stopped": "yellow",
+    "lost": "bold red",
+}
+
+
+def count(value: float | None) -> str:
+    """1234567 -> "1.23 M"; None -> "-"."""
+    if value is None:
+        return "-"
+    for scale, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= scale * 0.9995:
+            return f"{value / scale:.3g}{unit}" if value < scale * 999.5 else f"{value / scale:.0f}{unit}"
+    return f"{value:.0f}" if value == int(value) or value >= 100 else f"{value:.1f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in binary units: 99_999_999 -> "95.4 MiB"."""
+    if value is None:
+        return "-"
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.2f} TiB"
+
+
+def span(seconds: float | None) -> str:
+    """Seconds as the two largest units: 3725 -> "1 h 02 min"."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def bar(part: float | None, width: int, *, ascii_only: bool = False) -> str:
+    """A bar of ``width`` cells filled for the share ``part`` (0..1)."""
+    if width <= 0:
+        return ""
+    share = 0.0 if part is None or not math.isfinite(part) else min(1.0, max(0.0, part))
+    full, empty = ("#", ".") if ascii_only else ("█", "░")
+    # Full only when done: 99.9 % must not look finished.
+    filled = width if share >= 1 else min(width - 1, int(share * width + 0.5))
+    return full * filled + empty * (width - filled)
+
+
+def share(status: dict[str, Any]) -> float | None:
+    """How much of the work is done (0..1), by tokens, else by samples; None when nobody knows."""
+    for name in ("tokens", "samples"):
+        total, done = status.get(f"{name}_total"), status.get(name)
+        if total and done is not None:
+            return float(done) / float(total)
+    return None
+
+
+def one_line(status: dict[str, Any]) -> str:
+    """A run's status in one plain line."""
+    parts = [str(status.get("run", "?")), str(status.get("state", "?"))]
+    done = share(status)
+    if done is not None:
+        parts.append(f"{done:.1%}")
+    if status.get("tokens") is not None:
+        total = status.get("tokens_total")
+        parts.append(f"{count(status['tokens'])}{' / ' + count(total) if total else ''} tokens")
+    if status.get("samples") is not None:
+        total = status.get("samples_total")
+        parts.append(f"{status['samples']}{f'/{total}' if total else ''} samples")
+    if status.get("tokens_per_s"):
+        parts.append(f"{count(status['tokens_per_s'])} tok/s")
+    if status.get("eta_s"):
+        parts.append(f"{span(status['eta_s'])} left")
+    if status.get("reason"):
+        parts.append(str(status["reason"]))
+    elif status.get("elapsed_s") is not None:
+        parts.append(f"{span(status['elapsed_s'])} so far")
+    return " · ".join(parts)
