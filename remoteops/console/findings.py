@@ -1,0 +1,187 @@
+"""How an audit and a matrix look in a terminal."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from remoteops import rules
+
+Finding = Mapping[str, Any]
+Document = Mapping[str, Any]
+
+ORDER = ("import", "start-up", "first-batch", "silent")
+WHEN = {
+    "import": "When it is imported",
+    "start-up": "At start-up",
+    "first-batch": "At the first batches",
+    "silent": "Without any error",
+}
+MARKS = {"proved": ("✗", "bold red"), "contract": ("✗", "bold red"), "risk": ("?", "yellow")}
+
+
+def show(console: Any, document: Document, *, everything: bool = False) -> None:
+    """Print an audit: the verdict, then findings by when they strike, risks after them, what stayed open last."""
+    for part in render(document, everything=everything):
+        console.rich.print(part)
+
+
+def render(document: Document, *, everything: bool = False) -> list[RenderableType]:
+    """The parts of an audit's view, in order."""
+    findings = list(document["findings"])
+    broken = [finding for finding in findings if finding["confidence"] != "risk"]
+    risks = [finding for finding in findings if finding["confidence"] == "risk"]
+    parts: list[RenderableType] = [verdict(document)]
+    for when in ORDER:
+        group = [finding for finding in broken if finding["when"] == when]
+        if group:
+            parts += [Text(f"\n{WHEN[when]}", style="bold"), *map(render_finding, group)]
+    if risks:
+        parts += [Text("\nRisks (true for some models or settings, or changed since the baseline)", style="bold"), *map(render_finding, risks)]
+    unresolved = list(document["unresolved"])
+    if unresolved:
+        parts.append(Text(f"\nNot decided ({len(unresolved)})", style="bold"))
+        shown = unresolved if everything else unresolved[:8]
+        parts += [Padding(Text(_open(record), style="dim"), (0, 0, 0, 2)) for record in shown]
+        if len(shown) < len(unresolved):
+            parts.append(Padding(Text(f"… {len(unresolved) - len(shown)} more with --all", style="dim"), (0, 0, 0, 2)))
+    if everything and document.get("sites_list"):
+        parts.append(_sites(document["sites_list"]))
+    for check in document.get("checks", ()):
+        parts.append(_check(check))
+    parts += [Text(f"note: {plain(note)}", style="dim") for note in document.get("notes", ())]
+    return parts
+
+
+def verdict(document: Document) -> Text:
+    """One line that answers the question, one that says what it rests on."""
+    broken = [finding for finding in document["findings"] if finding["confidence"] != "risk"]
+    pair = f"{_side(document['consumer'])} on {_side(document['provider'])}"
+    where = f"{plain(document['host'])}: " if document.get("host") else ""
+    if broken:
+        fixes = sum(bool(finding.get("fix")) for finding in broken)
+        head = Text(f"{where}{pair}: {_count(len(broken), 'break')}", style="bold red")
+        head.append(f", {fixes} with a known fix", style="bold")
+    else:
+        head = Text(f"{where}{pair}: no break found", style="bold green")
+    baseline = f", against {_side(document['baseline'])}" if document.get("baseline") else ""
+    head.append(
+        f"\n{_count(document['sites'], 'site')} audited, {document['ok']} fine, {_count(len(document['unresolved']), 'site')} not decided"
+        f"{baseline}; {document['seconds']:.2f} s",
+        style="not bold dim",
+    )
+    return head
+
+
+def render_finding(finding: Finding) -> RenderableType:
+    """A finding in a few lines: what and where, expected and found, the error, the way out, the page."""
+    mark, style = MARKS.get(finding["confidence"], ("·", ""))
+    head = Text.assemble((f"{mark} ", style), (plain(finding["rule"]), "bold"), "  ", (f"{plain(finding['file'])}:{finding['line']}", "cyan"))
+    lines: list[RenderableType] = [head]
+    what = _joined(plain(finding["symbol"]), plain(finding["detail"]))
+    lines.append(Padding(Text(what), (0, 0, 0, 4)))
+    if finding.get("was"):
+        lines.append(Padding(Text.assemble(("was  ", "dim"), plain(finding["was"])), (0, 0, 0, 4)))
+    if finding.get("now") or finding.get("now_at"):
+        lines.append(Padding(Text.assemble(("now  ", "dim"), plain(finding.get("now") or ""), ("  " + plain(finding.get("now_at") or ""), "dim")), (0, 0, 0, 4)))
+    if finding.get("error"):
+        lines.append(Padding(Text.assemble(("error  ", "dim"), plain(finding["error"])), (0, 0, 0, 4)))
+    lines.append(Padding(Text.assemble(("fix  ", "dim"), describe_fix(finding), ("    " + rules.page(finding["rule"]), "dim")), (0, 0, 0, 4)))
+    return Group(*lines)
+
+
+def describe_fix(finding: Finding) -> str:
+    """What ``fab patch`` would do about a finding, in words."""
+    fix = finding.get("fix")
+    if not fix:
+        return "none known"
+    if "recipe" in fix:
+        return f"recipe {plain(fix['recipe'])}"
+    words = [plain(str(value)) for key, value in fix.items() if key in ("name", "keyword", "attribute", "from", "to", "value")]
+    return f"{plain(fix['edit'])} {' '.join(words)}".strip()
+
+
+def show_matrix(console: Any, document: Document) -> None:
+    """Print a matrix: a row a provider release, a column a consumer."""
+    console.rich.print(render_matrix(document))
+    for consumer, releases in document["installable"].items():
+        text = ", ".join(plain(release) for release in releases) or "none of these"
+        console.rich.print(Text.assemble((f"{plain(consumer)} works unpatched with: ", "bold"), text))
+    fixed: dict[str, list[str]] = {}
+    for row in document["rows"]:
+        if row.get("fixable"):
+            fixed.setdefault(plain(row["consumer"]), []).append(plain(row["provider"]))
+    for consumer, releases in fixed.items():
+        console.rich.print(Text.assemble((f"{consumer} works patched with: ", "bold"), ", ".join(releases)))
+    cached = sum(bool(row.get("cached")) for row in document["rows"])
+    console.rich.print(Text(f"{_count(len(document['rows']), 'pair')} in {document['seconds']:.1f} s ({cached} from the cache)", style="dim"))
+
+
+def render_matrix(document: Document) -> Table:
+    """Cells: breaks (proved+contract), ``+N?`` risks; green none, yellow all fixable, red not."""
+    consumers = list(dict.fromkeys(row["consumer"] for row in document["rows"]))
+    providers = list(dict.fromkeys(row["provider"] for row in document["rows"]))
+    cells = {(row["consumer"], row["provider"]): row for row in document["rows"]}
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("provider")
+    for consumer in consumers:
+        table.add_column(plain(consumer))
+    for provider in providers:
+        table.add_row(plain(provider), *[_cell(cells.get((consumer, provider))) for consumer in consumers])
+    return table
+
+
+def plain(text: object) -> str:
+    """Text without control characters: what came from a host or a source file must not steer the terminal."""
+    return "".join(char if char.isprintable() or char == "\t" else f"\\x{ord(char):02x}" for char in str(text))
+
+
+def _cell(row: Mapping[str, Any] | None) -> Text:
+    if row is None:
+        return Text("")
+    if row.get("error"):
+        return Text("not audited: " + plain(row["error"]).splitlines()[0][:60], style="dim")
+    risks = f" +{row['risks']}?" if row["risks"] else ""
+    if row["breaks"] == 0:
+        return Text.assemble(("works", "green"), (risks, "yellow"))
+    if row["fixable"]:
+        return Text.assemble((_count(row["breaks"], "break") + ", all fixable", "yellow"), (risks, "yellow"))
+    return Text.assemble((_count(row["breaks"], "break"), "red"), (risks, "yellow"), (f"  no fix: {', '.join(map(plain, row['unfixable']))}", "dim"))
+
+
+def _sites(sites: list[Mapping[str, Any]]) -> Table:
+    table = Table("state", "place", "kind", "symbol", title="All sites", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    for site in sites:
+        state = str(site.get("state") or site.get("status") or "")
+        table.add_row(plain(state), f"{plain(site['file'])}:{site['line']}", plain(site.get("kind", "")), plain(site.get("symbol", "")))
+    return table
+
+
+def _check(check: Mapping[str, Any]) -> RenderableType:
+    head = Text.assemble(("\n$ ", "dim"), (plain(check["command"]), "bold"), (f"    # {plain(check['purpose'])}", "dim"))
+    if "output" not in check:
+        return head
+    body = "\n".join(plain(line) for line in check["output"].splitlines())
+    status = "" if check["exit"] == 0 else f"\n(exit {check['exit']})" if check["exit"] is not None else "\n(no end within the time given)"
+    return Group(head, Text(body + status))
+
+
+def _open(record: Mapping[str, Any]) -> str:
+    return f"{plain(record.get('file', ''))}:{record.get('line', '')}  {plain(record.get('symbol', ''))}  {plain(record.get('reason', ''))}"
+
+
+def _side(side: Mapping[str, Any]) -> str:
+    return plain(f"{side['package']} {side['version']}" if side.get("version") else side["package"])
+
+
+def _joined(symbol: str, detail: str) -> str:
+    return f"{symbol}: {detail}" if detail and detail not in symbol.rpartition(".")[2] else symbol
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
