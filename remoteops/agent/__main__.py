@@ -31,6 +31,7 @@ VERBS: Dict[str, str] = {
     "run.start": "remoteops.agent.runs:start",
     "run.list": "remoteops.agent.runs:list_runs",
     "run.status": "remoteops.agent.runs:status",
+    "run.job": "remoteops.agent.jobs:job",
     "run.stop": "remoteops.agent.runs:stop",
     "run.follow": "remoteops.agent.follow:follow",
     "leftovers": "remoteops.agent.leftovers:leftovers",

@@ -3,6 +3,7 @@
 Never from a version number: a nightly that calls itself 0.16 may have what release 0.16 has not. An answer is True, False, or None when
 the sources do not say.
 """
+
 from __future__ import annotations
 
 import ast
@@ -36,7 +37,9 @@ def look(provider: Optional[str], consumer: Optional[str], architecture: str) ->
     if not provider:
         return Capabilities(False, None, None, generator, None)
     connector_text = _text(os.path.join(provider, CONNECTOR))
-    method = os.path.isfile(os.path.join(provider, "v1", "spec_decode", METHOD + ".py")) or os.path.isfile(os.path.join(provider, MODELS, METHOD + ".py"))
+    method = os.path.isfile(os.path.join(provider, "v1", "spec_decode", METHOD + ".py")) or os.path.isfile(
+        os.path.join(provider, MODELS, METHOD + ".py")
+    )
     connector = bool(connector_text) and method
     registry = registered(provider)
     known = None if registry is None or not architecture else architecture in registry
@@ -56,7 +59,12 @@ def registered(provider: str) -> Optional[Dict[str, Tuple[str, str]]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values):
-                if isinstance(key, ast.Constant) and isinstance(key.value, str) and isinstance(value, ast.Tuple) and len(value.elts) == 2:
+                if (
+                    isinstance(key, ast.Constant)
+                    and isinstance(key.value, str)
+                    and isinstance(value, ast.Tuple)
+                    and len(value.elts) == 2
+                ):
                     parts = [one.value for one in value.elts if isinstance(one, ast.Constant)]
                     if len(parts) == 2:
                         found[key.value] = (str(parts[0]), str(parts[1]))
@@ -80,18 +88,28 @@ def _captures(provider: str, module: str, registry: Mapping[str, Tuple[str, str]
         return None
     captures = False
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "_maybe_add_hidden_state":
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "_maybe_add_hidden_state"
+        ):
             captures = True
             if any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add) for one in node.args):
                 return True
-        if isinstance(node, ast.Compare) and any(isinstance(one, ast.Attribute) and one.attr == "aux_hidden_state_layers" for one in node.comparators):
+        if isinstance(node, ast.Compare) and any(
+            isinstance(one, ast.Attribute) and one.attr == "aux_hidden_state_layers" for one in node.comparators
+        ):
             captures = True
             text = ast.dump(node.left)
             if "end_layer" in text or "num_hidden_layers" in text or "Add()" in text or "'len'" in text:
                 return True
     if captures:
         return False
-    named = [registry[node.value][0] for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in registry]
+    named = [
+        registry[node.value][0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in registry
+    ]
     for modules in (named, list(_siblings(tree))):
         answers = [one for one in (_captures(provider, name, registry, seen) for name in modules) if one is not None]
         if answers:
@@ -99,7 +117,15 @@ def _captures(provider: str, module: str, registry: Mapping[str, Tuple[str, str]
     return None
 
 
-def choose(requested: str, found: Capabilities, *, breaks: Optional[int], tensor_parallel: int, layers: Sequence[int], num_layers: int) -> Tuple[str, List[str]]:
+def choose(
+    requested: str,
+    found: Capabilities,
+    *,
+    breaks: Optional[int],
+    tensor_parallel: int,
+    layers: Sequence[int],
+    num_layers: int,
+) -> Tuple[str, List[str]]:
     """The engine for a run and why, in words: (engine, reasons). A pure function of what was found.
 
     ``breaks``: how many of the audit's findings stop the generator (None: not audited). ``auto`` prefers the connector, which vLLM maintains and which needs
@@ -109,31 +135,57 @@ def choose(requested: str, found: Capabilities, *, breaks: Optional[int], tensor
     """
     against = []
     if found.connector is not True:
-        against.append("this vLLM has no hidden-states connector" if found.connector is False else "it cannot be seen whether this vLLM has the hidden-states connector")
+        against.append(
+            "this vLLM has no hidden-states connector"
+            if found.connector is False
+            else "it cannot be seen whether this vLLM has the hidden-states connector"
+        )
     if num_layers in layers and found.last_layer is False:
         against.append("this vLLM's code for the model does not capture the last state (id %d)" % num_layers)
     if tensor_parallel > 1 and found.tensor_parallel is False:
-        against.append("this vLLM's connector never reports a request finished with tensor parallel %d" % tensor_parallel)
+        against.append(
+            "this vLLM's connector never reports a request finished with tensor parallel %d" % tensor_parallel
+        )
     if requested in ("generator", "generator-stock", "connector"):
         if requested == "connector":
             return requested, ["--engine connector", *against]
         if found.generator is False:
-            raise AgentError("MissingPackage", "speculators on that host has no generator of its own", tried="--engine %s" % requested,
-                             hint="releases after 0.4 extract through vLLM's connector: --engine connector")
+            raise AgentError(
+                "MissingPackage",
+                "speculators on that host has no generator of its own",
+                tried="--engine %s" % requested,
+                hint="releases after 0.4 extract through vLLM's connector: --engine connector",
+            )
         return requested, ["--engine %s" % requested]
     if requested != "auto":
-        raise AgentError("UsageError", "no engine %r" % requested, hint="engines: auto, connector, generator, generator-stock")
+        raise AgentError(
+            "UsageError", "no engine %r" % requested, hint="engines: auto, connector, generator, generator-stock"
+        )
     unsure = num_layers in layers and found.last_layer is None
     if not against and not (unsure and found.generator and not breaks):
-        return "connector", ["vLLM's own connector captures every id asked for" if not unsure else "vLLM has the connector (whether it captures id %d could not be read)" % num_layers]
+        return "connector", [
+            "vLLM's own connector captures every id asked for"
+            if not unsure
+            else "vLLM has the connector (whether it captures id %d could not be read)" % num_layers
+        ]
     if found.generator:
         if breaks:
-            raise AgentError("AuditBroken", "%d breaks between speculators and vLLM stop the generator, and the connector will not do: %s" %
-                             (breaks, "; ".join(against) or "not sure about id %d" % num_layers), tried="--engine auto",
-                             hint="fab patch mends them (or fab extract --patch does both)")
-        return "generator", against or ["it cannot be read whether vLLM's code for this model captures id %d" % num_layers]
-    raise AgentError("MissingPackage", "no engine can run there: " + "; ".join([*against, "speculators has no generator of its own"]), tried="--engine auto",
-                     hint="a vLLM whose connector fits (0.18 or newer; DeepSeek and Kimi models 0.25), or speculators <= 0.4 beside this one")
+            raise AgentError(
+                "AuditBroken",
+                "%d breaks between speculators and vLLM stop the generator, and the connector will not do: %s"
+                % (breaks, "; ".join(against) or "not sure about id %d" % num_layers),
+                tried="--engine auto",
+                hint="fab patch mends them (or fab extract --patch does both)",
+            )
+        return "generator", against or [
+            "it cannot be read whether vLLM's code for this model captures id %d" % num_layers
+        ]
+    raise AgentError(
+        "MissingPackage",
+        "no engine can run there: " + "; ".join([*against, "speculators has no generator of its own"]),
+        tried="--engine auto",
+        hint="a vLLM whose connector fits (0.18 or newer; DeepSeek and Kimi models 0.25), or speculators <= 0.4 beside this one",
+    )
 
 
 def as_dict(found: Capabilities) -> Dict[str, Optional[bool]]:

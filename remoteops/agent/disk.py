@@ -1,4 +1,5 @@
 """Free space as a writer will find it (quotas too, where they can be read), and a gate that pauses a run before the disk is full."""
+
 from __future__ import annotations
 
 import os
@@ -29,8 +30,13 @@ def space(path: str) -> Dict[str, Any]:
     """
     at = existing(path)
     facts = os.statvfs(at)
-    found = {"free": facts.f_bavail * facts.f_frsize, "total": facts.f_blocks * facts.f_frsize,
-             "files": facts.f_favail if facts.f_files else None, "source": "statvfs", "path": at}
+    found = {
+        "free": facts.f_bavail * facts.f_frsize,
+        "total": facts.f_blocks * facts.f_frsize,
+        "files": facts.f_favail if facts.f_files else None,
+        "source": "statvfs",
+        "path": at,
+    }
     left = quota_left(at)
     if left is not None and left < found["free"]:
         found.update(free=left, source="quota")
@@ -78,8 +84,15 @@ def mount_point(path: str) -> str:
 
 def _run(argv: List[str]) -> str:
     try:
-        return subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, timeout=5,
-                              check=False, env={**os.environ, "LC_ALL": "C"}).stdout.decode("utf-8", "replace")
+        return subprocess.run(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            timeout=5,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        ).stdout.decode("utf-8", "replace")
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
@@ -123,8 +136,14 @@ class Gate:
                     return True
                 if not paused:
                     paused = True
-                    self._event("paused", reason="disk", free=free, need=size + self.reserve, path=self.path,
-                                hint="free space on that file system and the run goes on by itself; or stop it and resume elsewhere")
+                    self._event(
+                        "paused",
+                        reason="disk",
+                        free=free,
+                        need=size + self.reserve,
+                        path=self.path,
+                        hint="free space on that file system and the run goes on by itself; or stop it and resume elsewhere",
+                    )
                 if stop is not None and stop():
                     return False
                 time.sleep(self.poll)

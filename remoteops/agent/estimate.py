@@ -1,4 +1,5 @@
 """How many tokens, and so how many bytes, a dataset will make; from its files alone, in about a second, before anything is tokenised."""
+
 from __future__ import annotations
 
 import json
@@ -11,11 +12,15 @@ from remoteops.agent.modelinfo import DTYPE_BYTES
 from remoteops.agent.protocol import AgentError
 
 LOOK_AT = 64 << 20  # bytes of text that are read; the rest is taken to be alike
-BYTES_A_TOKEN = 3.5  # English and code, JSON's own characters included; other scripts make fewer bytes a token look like more
+BYTES_A_TOKEN = (
+    3.5  # English and code, JSON's own characters included; other scripts make fewer bytes a token look like more
+)
 OVERHEAD = 4096  # bytes of a sample beside its states
 
 
-def dataset(path: str, max_length: int, venv_python: Optional[str] = None, import_path: Optional[str] = None) -> Dict[str, Any]:
+def dataset(
+    path: str, max_length: int, venv_python: Optional[str] = None, import_path: Optional[str] = None
+) -> Dict[str, Any]:
     """{"rows", "tokens_a_row" (estimate, cut at max_length), "exact_rows" (bool), "columns" (of the first record)}.
 
     Tables need the venv's Python (pyarrow). Raises AgentError(DatasetError).
@@ -40,7 +45,12 @@ def dataset(path: str, max_length: int, venv_python: Optional[str] = None, impor
         raise AgentError("DatasetError", "the dataset %s has no records" % path, tried=", ".join(files))
     total = sum(os.path.getsize(name) for name in files)
     exact = seen <= LOOK_AT
-    return {"rows": rows if exact else int(rows * total / seen), "tokens_a_row": tokens / rows, "exact_rows": exact, "columns": list(columns or [])}
+    return {
+        "rows": rows if exact else int(rows * total / seen),
+        "tokens_a_row": tokens / rows,
+        "exact_rows": exact,
+        "columns": list(columns or []),
+    }
 
 
 def sample_bytes(tokens: float, layers: int, hidden_size: int, dtype: str) -> int:
@@ -91,12 +101,30 @@ print(json.dumps({"rows": found.count, "sizes": [len(json.dumps(row, default=str
 
 def _table(path: str, max_length: int, venv_python: Optional[str], import_path: Optional[str]) -> Dict[str, Any]:
     if not venv_python:
-        raise AgentError("DatasetError", "%s is a table, and only the venv can read it" % path, hint="set `venv` of the host")
-    done = subprocess.run([venv_python, "-c", _CHILD, path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env={**os.environ, "PYTHONPATH": import_path or ""}, timeout=60, check=False)
+        raise AgentError(
+            "DatasetError", "%s is a table, and only the venv can read it" % path, hint="set `venv` of the host"
+        )
+    done = subprocess.run(
+        [venv_python, "-c", _CHILD, path],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": import_path or ""},
+        timeout=60,
+        check=False,
+    )
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise AgentError("DatasetError", "%s cannot be read: %s" % (path, said[-1][:300] if said else "no word"), tried="pyarrow in the venv")
+        raise AgentError(
+            "DatasetError",
+            "%s cannot be read: %s" % (path, said[-1][:300] if said else "no word"),
+            tried="pyarrow in the venv",
+        )
     answer = json.loads(done.stdout)
     sizes = [float(one) for one in answer["ids"]] or [one / BYTES_A_TOKEN for one in answer["sizes"]]
-    return {"rows": answer["rows"], "tokens_a_row": sum(min(max_length, one) for one in sizes) / max(1, len(sizes)), "exact_rows": True, "columns": answer["columns"]}
+    return {
+        "rows": answer["rows"],
+        "tokens_a_row": sum(min(max_length, one) for one in sizes) / max(1, len(sizes)),
+        "exact_rows": True,
+        "columns": answer["columns"],
+    }

@@ -5,6 +5,7 @@ is one sample that was complete under its final name when the line was written. 
 any process; a later line of an index replaces an earlier one. A torn line (the machine died) is skipped.
 Standard library only: the pull and preflight verbs read it without a venv.
 """
+
 from __future__ import annotations
 
 import array
@@ -27,8 +28,15 @@ PATTERNS = {"speculators-v1": "data_%d.pt", "safetensors": "hs_%d.safetensors"}
 PARTIAL = ".part"  # every unfinished file ends so; never "pt", which trainers of speculators 0.3 take as a sample
 
 # What must not change under a resumed run, and how each is called in a message.
-IDENTITY = {"model_fingerprint": "the model", "dataset_sha256": "the dataset", "layers": "the layer ids", "dtype": "the dtype",
-            "format": "the output format", "max_length": "the maximum length", "chat_template_sha256": "the chat template"}
+IDENTITY = {
+    "model_fingerprint": "the model",
+    "dataset_sha256": "the dataset",
+    "layers": "the layer ids",
+    "dtype": "the dtype",
+    "format": "the output format",
+    "max_length": "the maximum length",
+    "chat_template_sha256": "the chat template",
+}
 LOCK = ".remoteops.lock"
 _LOCKS: List[int] = []  # held until the process ends, also by workers it forks
 
@@ -73,7 +81,9 @@ def file_name(fmt: str, index: int) -> str:
     try:
         return PATTERNS[fmt] % index
     except KeyError:
-        raise AgentError("UsageError", "no output format %r" % fmt, hint="formats: " + ", ".join(sorted(PATTERNS))) from None
+        raise AgentError(
+            "UsageError", "no output format %r" % fmt, hint="formats: " + ", ".join(sorted(PATTERNS))
+        ) from None
 
 
 def tokens_sha256(ids: Sequence[int]) -> str:
@@ -104,11 +114,18 @@ def read(out: str) -> Optional[Output]:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise AgentError("OutputMismatch", "the manifest of %s cannot be read: %s" % (out, error.strerror), hint="check the folder's owner and mode") from None
+        raise AgentError(
+            "OutputMismatch",
+            "the manifest of %s cannot be read: %s" % (out, error.strerror),
+            hint="check the folder's owner and mode",
+        ) from None
     if header is None:
         if entries:
-            raise AgentError("OutputMismatch", "%s has samples but no header" % os.path.join(out, NAME),
-                             hint="choose another output folder, or move this one away")
+            raise AgentError(
+                "OutputMismatch",
+                "%s has samples but no header" % os.path.join(out, NAME),
+                hint="choose another output folder, or move this one away",
+            )
         return None
     return Output(os.path.abspath(out), header, entries)
 
@@ -125,8 +142,12 @@ def open_output(out: str, header: Mapping[str, Any]) -> Output:
     if found is None:
         strangers = [name for name in os.listdir(out) if _is_sample(name)]
         if strangers:
-            raise AgentError("OutputMismatch", "%s holds %d samples that no manifest names (%s)" % (out, len(strangers), ", ".join(sorted(strangers)[:3])),
-                             hint="choose another output folder, or move these away")
+            raise AgentError(
+                "OutputMismatch",
+                "%s holds %d samples that no manifest names (%s)"
+                % (out, len(strangers), ", ".join(sorted(strangers)[:3])),
+                hint="choose another output folder, or move these away",
+            )
         path = os.path.join(out, NAME)
         temporary = path + PARTIAL
         with open(temporary, "wb") as stream:
@@ -139,8 +160,13 @@ def open_output(out: str, header: Mapping[str, Any]) -> Output:
     else:
         changes = changed(found.header, wanted)
         if changes:
-            raise AgentError("OutputMismatch", "%s was written for something else: %s" % (out, "; ".join(one["text"] for one in changes)),
-                             tried="resuming into it", hint="choose another output folder, or ask for what was asked before", changes=changes)
+            raise AgentError(
+                "OutputMismatch",
+                "%s was written for something else: %s" % (out, "; ".join(one["text"] for one in changes)),
+                tried="resuming into it",
+                hint="choose another output folder, or ask for what was asked before",
+                changes=changes,
+            )
         _end_torn_line(os.path.join(out, NAME))
     sweep(out)
     return found
@@ -158,8 +184,12 @@ def lock(out: str) -> None:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             os.close(fd)
-            raise AgentError("RunActive", "another run is writing into %s" % out, tried="locking %s" % LOCK,
-                             hint="wait for it, stop it (fab stop), or choose another output folder") from None
+            raise AgentError(
+                "RunActive",
+                "another run is writing into %s" % out,
+                tried="locking %s" % LOCK,
+                hint="wait for it, stop it (fab stop), or choose another output folder",
+            ) from None
     _LOCKS.append(fd)
 
 
@@ -173,7 +203,11 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> List[Dict[str,
         if old != new:
             label = {"model_fingerprint": "model", "dataset_sha256": "dataset"}.get(key)
             was, is_now = (before.get(label), now.get(label)) if label else (old, new)
-            text = "%s changed (%s -> %s)" % (name, was, is_now) if was != is_now else "%s changed (same name %s, other content)" % (name, was)
+            text = (
+                "%s changed (%s -> %s)" % (name, was, is_now)
+                if was != is_now
+                else "%s changed (same name %s, other content)" % (name, was)
+            )
             found.append({"key": key, "before": old, "now": new, "text": text})
     return found
 
@@ -262,4 +296,6 @@ def _end_torn_line(path: str) -> None:
 
 
 def _is_sample(name: str) -> bool:
-    return (name.startswith("data_") and name.endswith(".pt")) or (name.startswith("hs_") and name.endswith(".safetensors"))
+    return (name.startswith("data_") and name.endswith(".pt")) or (
+        name.startswith("hs_") and name.endswith(".safetensors")
+    )

@@ -1,4 +1,5 @@
 """What a model folder says about itself, read from its files alone (no framework, no weights loaded)."""
+
 from __future__ import annotations
 
 import hashlib
@@ -45,8 +46,12 @@ def find(model: str, env: Optional[Mapping[str, str]] = None) -> str:
         return os.path.abspath(path)
     looks_like_id = not os.path.isabs(path) and not model.startswith((".", "~")) and 0 < model.count("/") < 2
     if looks_like_id:
-        home = env.get("HF_HOME") or os.path.join(env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface")
-        hub = os.path.expanduser(env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub"))
+        home = env.get("HF_HOME") or os.path.join(
+            env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"
+        )
+        hub = os.path.expanduser(
+            env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+        )
         base = os.path.join(hub, "models--" + model.replace("/", "--"))
         tried.append(base)
         revision = _text(os.path.join(base, "refs", "main"))
@@ -55,8 +60,12 @@ def find(model: str, env: Optional[Mapping[str, str]] = None) -> str:
         for name in reversed(names):
             if os.path.isfile(os.path.join(snapshots, name, "config.json")):
                 return os.path.join(snapshots, name)
-    raise AgentError("MissingModel", "no model folder %s" % model, tried="; ".join(tried),
-                     hint="set `model` of the host's workload to a folder on the host, or download it there first")
+    raise AgentError(
+        "MissingModel",
+        "no model folder %s" % model,
+        tried="; ".join(tried),
+        hint="set `model` of the host's workload to a folder on the host, or download it there first",
+    )
 
 
 def read(folder: str) -> Shape:
@@ -69,8 +78,12 @@ def read(folder: str) -> Shape:
         with open(path, "rb") as stream:
             config = json.load(stream)
     except OSError as error:
-        raise AgentError("MissingModel", "no readable config.json in %s" % folder, tried=str(error),
-                         hint="the folder of a Hugging Face checkpoint has one; is the download complete?") from None
+        raise AgentError(
+            "MissingModel",
+            "no readable config.json in %s" % folder,
+            tried=str(error),
+            hint="the folder of a Hugging Face checkpoint has one; is the download complete?",
+        ) from None
     except ValueError as error:
         raise AgentError("MissingModel", "%s is no JSON: %s" % (path, error), hint="download the model again") from None
     nested, text = "", config
@@ -81,16 +94,29 @@ def read(folder: str) -> Shape:
             break
     layers, hidden = _first(text, _LAYERS), _first(text, _HIDDEN)
     if layers is None or hidden is None:
-        raise AgentError("MissingModel", "%s names no number of layers or no hidden size" % path,
-                         tried="keys %s and %s, also in %s" % (", ".join(_LAYERS), ", ".join(_HIDDEN), ", ".join(_NESTED)),
-                         hint="is this a language model's folder?")
+        raise AgentError(
+            "MissingModel",
+            "%s names no number of layers or no hidden size" % path,
+            tried="keys %s and %s, also in %s" % (", ".join(_LAYERS), ", ".join(_HIDDEN), ", ".join(_NESTED)),
+            hint="is this a language model's folder?",
+        )
     dtype = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
     weights, missing = _weights(folder)
     architectures = config.get("architectures") or text.get("architectures") or []
-    return Shape(folder=folder, architecture=str(architectures[0]) if architectures else "", model_type=str(config.get("model_type", "")),
-                 num_layers=layers, hidden_size=hidden, vocab_size=_first(text, ("vocab_size",)) or _first(config, ("vocab_size",)) or 0,
-                 max_length=_max_length(text), dtype=str(dtype).replace("torch.", "") if dtype else None, nested=nested,
-                 remote_code=bool(config.get("auto_map")), weight_bytes=sum(weights.values()), missing_weights=missing)
+    return Shape(
+        folder=folder,
+        architecture=str(architectures[0]) if architectures else "",
+        model_type=str(config.get("model_type", "")),
+        num_layers=layers,
+        hidden_size=hidden,
+        vocab_size=_first(text, ("vocab_size",)) or _first(config, ("vocab_size",)) or 0,
+        max_length=_max_length(text),
+        dtype=str(dtype).replace("torch.", "") if dtype else None,
+        nested=nested,
+        remote_code=bool(config.get("auto_map")),
+        weight_bytes=sum(weights.values()),
+        missing_weights=missing,
+    )
 
 
 def stored_dtype(requested: str, shape: Shape) -> str:
@@ -154,7 +180,12 @@ def _max_length(config: Mapping[str, Any]) -> Optional[int]:
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     factor = rope.get("factor") if isinstance(rope, dict) else None
     kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
-    if length and isinstance(factor, (int, float)) and factor > 1 and kind not in ("llama3", "longrope", "su", "mrope", "default"):
+    if (
+        length
+        and isinstance(factor, (int, float))
+        and factor > 1
+        and kind not in ("llama3", "longrope", "su", "mrope", "default")
+    ):
         original = rope.get("original_max_position_embeddings")
         return int((original or length) * factor)
     return length

@@ -34,7 +34,7 @@ HEARTBEAT = "heartbeat"
 # A verb that is not here is never repeated by the link and never interrupted.
 READS: FrozenSet[str] = frozenset({
     "hello", "facts", "audit", "audit.runtime", "audit.shell", "patch.read", "patch.status", "patch.prove", "preflight",
-    "run.list", "run.status", "run.follow", "leftovers", "verify", "pull.list",
+    "run.job", "run.list", "run.status", "run.follow", "leftovers", "verify", "pull.list",
 })
 
 

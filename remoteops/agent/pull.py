@@ -1,4 +1,5 @@
 """Says which files of a run belong together, with their sizes and hashes; the bytes travel over the link's own transfer."""
+
 from __future__ import annotations
 
 import hashlib
@@ -24,13 +25,22 @@ def list_files(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, 
     out = os.path.abspath(os.path.expanduser(str(request["out"]))) if run is None else output_of(run)
     found = manifest.read(out) if os.path.isdir(out) else None
     if found is None:
-        raise AgentError("OutputMismatch", "there is nothing to pull in %s: no manifest" % out, tried=manifest.NAME, hint="has the run written samples yet? fab status")
+        raise AgentError(
+            "OutputMismatch",
+            "there is nothing to pull in %s: no manifest" % out,
+            tried=manifest.NAME,
+            hint="has the run written samples yet? fab status",
+        )
     chosen = sorted(found.entries)
     wanted: Optional[List[int]] = [int(one) for one in request["rows"]] if request.get("rows") is not None else None
     if wanted is not None:
         unknown = sorted(set(wanted) - set(chosen))
         if unknown:
-            raise AgentError("UsageError", "rows %s are not among the samples" % unknown[:10], hint="samples there: %d, rows %s…" % (len(chosen), chosen[:5]))
+            raise AgentError(
+                "UsageError",
+                "rows %s are not among the samples" % unknown[:10],
+                hint="samples there: %d, rows %s…" % (len(chosen), chosen[:5]),
+            )
         chosen = sorted(set(wanted))
     files: List[Dict[str, Any]] = []
     lines: List[Dict[str, Any]] = []
@@ -52,7 +62,15 @@ def list_files(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, 
     for name in BESIDE:
         if os.path.isfile(os.path.join(out, name)):
             files.append(_file(out, name))
-    return {"run": run.id if run else None, "out": out, "header": found.header, "samples_total": len(found.entries), "manifest": lines, "files": files, "left_out": left_out}
+    return {
+        "run": run.id if run else None,
+        "out": out,
+        "header": found.header,
+        "samples_total": len(found.entries),
+        "manifest": lines,
+        "files": files,
+        "left_out": left_out,
+    }
 
 
 def _file(out: str, name: str) -> Dict[str, Any]:

@@ -1,4 +1,5 @@
 """The host's own Python environment, as its interpreter describes it (a child of 50 to 200 ms; nothing heavy is imported)."""
+
 from __future__ import annotations
 
 import json
@@ -53,7 +54,12 @@ class Venv(NamedTuple):
 def python_of(venv: Optional[str]) -> str:
     """The interpreter of a venv or conda environment. Raises AgentError(MissingVenv)."""
     if not venv:
-        raise AgentError("MissingVenv", "no venv is named for this host", tried="`venv` of the host in inventory.yaml", hint="set it to the environment that has vLLM")
+        raise AgentError(
+            "MissingVenv",
+            "no venv is named for this host",
+            tried="`venv` of the host in inventory.yaml",
+            hint="set it to the environment that has vLLM",
+        )
     root = os.path.abspath(os.path.expanduser(venv))
     for name in ("python", "python3"):
         path = os.path.join(root, "bin", name)
@@ -61,8 +67,18 @@ def python_of(venv: Optional[str]) -> str:
             if not os.access(path, os.X_OK):
                 raise AgentError("MissingVenv", "%s cannot be run by this user" % path, hint="check its owner and mode")
             return path
-    why = "the folder does not exist" if not os.path.isdir(root) else "it has no bin/python" + (" (a dangling link: its base Python is gone)" if os.path.islink(os.path.join(root, "bin", "python")) else "")
-    raise AgentError("MissingVenv", "no venv at %s: %s" % (root, why), tried="%s/bin/python" % root, hint="set `venv` of the host in inventory.yaml to the environment that has vLLM")
+    why = (
+        "the folder does not exist"
+        if not os.path.isdir(root)
+        else "it has no bin/python"
+        + (" (a dangling link: its base Python is gone)" if os.path.islink(os.path.join(root, "bin", "python")) else "")
+    )
+    raise AgentError(
+        "MissingVenv",
+        "no venv at %s: %s" % (root, why),
+        tried="%s/bin/python" % root,
+        hint="set `venv` of the host in inventory.yaml to the environment that has vLLM",
+    )
 
 
 def describe(venv: Optional[str], env: Optional[Mapping[str, str]] = None) -> Venv:
@@ -71,10 +87,21 @@ def describe(venv: Optional[str], env: Optional[Mapping[str, str]] = None) -> Ve
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
     clean.update(env or {})
     try:
-        done = subprocess.run([python, "-c", _CHILD, *PACKAGES], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean, cwd="/", timeout=60, check=False)
+        done = subprocess.run(
+            [python, "-c", _CHILD, *PACKAGES],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=clean,
+            cwd="/",
+            timeout=60,
+            check=False,
+        )
         answer = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        raise AgentError("MissingVenv", "the venv's python cannot be used: %s" % error, tried=python, hint="run it there by hand") from None
+        raise AgentError(
+            "MissingVenv", "the venv's python cannot be used: %s" % error, tried=python, hint="run it there by hand"
+        ) from None
     return Venv(python, str(answer["version"]), answer["packages"])
 
 

@@ -1,4 +1,5 @@
 """The verb that reads back what a run wrote. The reading is done by a child in the host's venv (torch); this side needs nothing."""
+
 from __future__ import annotations
 
 import json
@@ -29,11 +30,21 @@ def verify(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, Any]
         job = (read_json(run.request) or {}).get("extraction") or {}
         out = output_of(run)
     if not os.path.isfile(os.path.join(out, manifest.NAME)):
-        raise AgentError("OutputMismatch", "there is nothing to verify in %s: no manifest" % out, tried=manifest.NAME,
-                         hint="the run ended before it wrote a sample: fab tail-logs shows why" if run else "name the output folder of a run")
+        raise AgentError(
+            "OutputMismatch",
+            "there is nothing to verify in %s: no manifest" % out,
+            tried=manifest.NAME,
+            hint="the run ended before it wrote a sample: fab tail-logs shows why"
+            if run
+            else "name the output folder of a run",
+        )
     python = venv.python_of(request.get("venv"))
-    asked = {"out": out, "reference": int(request.get("reference") or 0), "device": request.get("device"),
-             "job": {"trust_remote_code": bool(job.get("trust_remote_code"))}}
+    asked = {
+        "out": out,
+        "reference": int(request.get("reference") or 0),
+        "device": request.get("device"),
+        "job": {"trust_remote_code": bool(job.get("trust_remote_code"))},
+    }
     report = _child(python, asked, emit, {str(key): str(value) for key, value in (job.get("env") or {}).items()})
     return {**report, "run": run.id if run else None}
 
@@ -46,9 +57,24 @@ def output_of(run: RunDir) -> str:
 
 def _child(python: str, asked: Dict[str, Any], emit: Callable[..., None], env: Dict[str, str]) -> Dict[str, Any]:
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
-    clean.update(env, PYTHONPATH=venv.import_path(), CUDA_VISIBLE_DEVICES=env.get("CUDA_VISIBLE_DEVICES", "") if not asked["device"] else clean.get("CUDA_VISIBLE_DEVICES", "0"),
-                 TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE=clean.get("HF_HUB_OFFLINE", "1"))
-    child = subprocess.Popen([python, "-m", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean, cwd="/", start_new_session=True)
+    clean.update(
+        env,
+        PYTHONPATH=venv.import_path(),
+        CUDA_VISIBLE_DEVICES=env.get("CUDA_VISIBLE_DEVICES", "")
+        if not asked["device"]
+        else clean.get("CUDA_VISIBLE_DEVICES", "0"),
+        TOKENIZERS_PARALLELISM="false",
+        HF_HUB_OFFLINE=clean.get("HF_HUB_OFFLINE", "1"),
+    )
+    child = subprocess.Popen(
+        [python, "-m", CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean,
+        cwd="/",
+        start_new_session=True,
+    )
     assert child.stdin is not None and child.stdout is not None and child.stderr is not None
     os.set_blocking(child.stderr.fileno(), False)
     said = b""
@@ -80,12 +106,25 @@ def _child(python: str, asked: Dict[str, Any], emit: Callable[..., None], env: D
         assert isinstance(report, dict)
         return report
     if last.get("event") == "error":
-        raise AgentError(str(last["kind"]), str(last["message"]), tried=str(last.get("tried") or ""), hint=str(last.get("hint") or ""))
+        raise AgentError(
+            str(last["kind"]),
+            str(last["message"]),
+            tried=str(last.get("tried") or ""),
+            hint=str(last.get("hint") or ""),
+        )
     ending = said.decode("utf-8", "replace").strip().splitlines()
     missing = next((line for line in reversed(ending) if line.startswith("ModuleNotFoundError")), None)
     if missing:
-        raise AgentError("MissingPackage", "verifying needs a package that the venv lacks: %s" % missing, tried=python, hint="verify with the venv that made the samples")
-    raise AgentError("RunFailed", "the check ended with status %s: %s" % (child.returncode, ending[-1][:400] if ending else "no word"), tried="%s -m %s" % (python, CHILD),
-                     hint="memory may have run out (status -9)", stderr=ending[-40:])
-
-
+        raise AgentError(
+            "MissingPackage",
+            "verifying needs a package that the venv lacks: %s" % missing,
+            tried=python,
+            hint="verify with the venv that made the samples",
+        )
+    raise AgentError(
+        "RunFailed",
+        "the check ended with status %s: %s" % (child.returncode, ending[-1][:400] if ending else "no word"),
+        tried="%s -m %s" % (python, CHILD),
+        hint="memory may have run out (status -9)",
+        stderr=ending[-40:],
+    )

@@ -1,4 +1,5 @@
 """Reads back what was written and compares it with the rows it was made from; one pass, one sample in memory at a time."""
+
 from __future__ import annotations
 
 import hashlib
@@ -28,8 +29,14 @@ class Report:
             self.problems.append({"index": index, "file": file, "problem": problem, **facts})
 
 
-def check(out: str, emit: Optional[Callable[..., Any]] = None, *, reference: int = 0, job: Optional[Mapping[str, Any]] = None,
-          device: Optional[str] = None) -> Dict[str, Any]:
+def check(
+    out: str,
+    emit: Optional[Callable[..., Any]] = None,
+    *,
+    reference: int = 0,
+    job: Optional[Mapping[str, Any]] = None,
+    device: Optional[str] = None,
+) -> Dict[str, Any]:
     """Every row present, its tokens, shape, dtype, finite values, no two samples with the same states and other tokens; lengths.
 
     ``reference``: that many rows are recomputed with transformers and compared per layer (reference.py). ``emit(event, **fields)`` gets
@@ -78,13 +85,35 @@ def check(out: str, emit: Optional[Callable[..., Any]] = None, *, reference: int
         report.add(index, found.entries[index]["file"], "in the manifest, and no row asks for it")
     partial = [name for name in os.listdir(out) if name.endswith(manifest.PARTIAL)]
     result: Dict[str, Any] = {
-        "schema": "remoteops.verify/1", "out": os.path.abspath(out), "ok": not report.count, "rows": expected_rows, "checked": checked, "tokens": total, "bytes": size,
-        "problem_count": report.count, "problem_rows": sorted(report.rows), "problems": report.problems, "lengths": statistics(lengths), "unfinished": partial,
-        "layers": header["layers"], "convention": header["convention"], "dtype": header["dtype"], "format": header["format"], "hidden_size": header["hidden_size"]}
+        "schema": "remoteops.verify/1",
+        "out": os.path.abspath(out),
+        "ok": not report.count,
+        "rows": expected_rows,
+        "checked": checked,
+        "tokens": total,
+        "bytes": size,
+        "problem_count": report.count,
+        "problem_rows": sorted(report.rows),
+        "problems": report.problems,
+        "lengths": statistics(lengths),
+        "unfinished": partial,
+        "layers": header["layers"],
+        "convention": header["convention"],
+        "dtype": header["dtype"],
+        "format": header["format"],
+        "hidden_size": header["hidden_size"],
+    }
     if reference:
         from remoteops.agent.extraction import reference as recompute
 
-        compared = recompute.compare(out, header, reference, trust_remote_code=bool((job or {}).get("trust_remote_code")), device=device, emit=emit)
+        compared = recompute.compare(
+            out,
+            header,
+            reference,
+            trust_remote_code=bool((job or {}).get("trust_remote_code")),
+            device=device,
+            emit=emit,
+        )
         result["reference"] = compared
         if compared.get("ok") is False:
             result["ok"] = False
@@ -99,9 +128,17 @@ def read_sample(path: str) -> Dict[str, Any]:
         from safetensors import safe_open
 
         with safe_open(path, framework="pt") as stream:
-            return {"input_ids": stream.get_tensor("token_ids").tolist(), "loss_mask": None, "states": stream.get_tensor("hidden_states")}
+            return {
+                "input_ids": stream.get_tensor("token_ids").tolist(),
+                "loss_mask": None,
+                "states": stream.get_tensor("hidden_states"),
+            }
     data = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
-    return {"input_ids": data["input_ids"].tolist(), "loss_mask": data["loss_mask"].tolist(), "states": data["hidden_states"]}
+    return {
+        "input_ids": data["input_ids"].tolist(),
+        "loss_mask": data["loss_mask"].tolist(),
+        "states": data["hidden_states"],
+    }
 
 
 def slots(states: Any) -> List[Any]:
@@ -114,14 +151,22 @@ def statistics(lengths: List[int]) -> Dict[str, Any]:
     if not lengths:
         return {"count": 0}
     ordered = sorted(lengths)
-    return {"count": len(ordered), "min": ordered[0], "median": ordered[len(ordered) // 2], "mean": round(sum(ordered) / len(ordered), 1), "max": ordered[-1]}
+    return {
+        "count": len(ordered),
+        "min": ordered[0],
+        "median": ordered[len(ordered) // 2],
+        "mean": round(sum(ordered) / len(ordered), 1),
+        "max": ordered[-1],
+    }
 
 
 def _check_sample(report: Report, row: Any, name: str, sample: Mapping[str, Any], header: Mapping[str, Any]) -> None:
     import torch
 
     if sample["input_ids"] != row.input_ids:
-        report.add(row.index, name, "other tokens than its row (%d for %d)" % (len(sample["input_ids"]), len(row.input_ids)))
+        report.add(
+            row.index, name, "other tokens than its row (%d for %d)" % (len(sample["input_ids"]), len(row.input_ids))
+        )
     if sample["loss_mask"] is not None and sample["loss_mask"] != row.loss_mask:
         report.add(row.index, name, "another loss mask than its row")
     states, layers = sample["states"], header["layers"]
@@ -132,16 +177,33 @@ def _check_sample(report: Report, row: Any, name: str, sample: Mapping[str, Any]
     for slot, state in enumerate(slots(states)):
         expected = [len(row.input_ids), header["hidden_size"]]
         if list(state.shape) != expected:
-            report.add(row.index, name, "slot %d (layer id %d) has shape %s, expected %s" % (slot, layers[slot], list(state.shape), expected), slot=slot)
+            report.add(
+                row.index,
+                name,
+                "slot %d (layer id %d) has shape %s, expected %s" % (slot, layers[slot], list(state.shape), expected),
+                slot=slot,
+            )
             continue
         if str(state.dtype) != _TORCH_DTYPES.get(header["dtype"]):
-            report.add(row.index, name, "slot %d (layer id %d) is %s, expected %s" % (slot, layers[slot], str(state.dtype).replace("torch.", ""), header["dtype"]), slot=slot)
+            report.add(
+                row.index,
+                name,
+                "slot %d (layer id %d) is %s, expected %s"
+                % (slot, layers[slot], str(state.dtype).replace("torch.", ""), header["dtype"]),
+                slot=slot,
+            )
         if not state.numel():
             continue
         low, high = torch.aminmax(state)
         if not bool(torch.isfinite(torch.stack((low, high)).float()).all()):
             bad = int((~torch.isfinite(state)).sum())
-            report.add(row.index, name, "slot %d (layer id %d) has %d values that are not finite" % (slot, layers[slot], bad), slot=slot, count=bad)
+            report.add(
+                row.index,
+                name,
+                "slot %d (layer id %d) has %d values that are not finite" % (slot, layers[slot], bad),
+                slot=slot,
+                count=bad,
+            )
         elif float(low) == float(high) == 0.0:
             report.add(row.index, name, "slot %d (layer id %d) is all zeros" % (slot, layers[slot]), slot=slot)
 

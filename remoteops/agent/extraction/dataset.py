@@ -1,4 +1,5 @@
 """The rows of a run: chosen, tokenised, cut, and each one that is dropped named with its reason."""
+
 from __future__ import annotations
 
 import random
@@ -35,8 +36,13 @@ class Loaded:
         return len(self.rows)
 
 
-def load(job: Mapping[str, Any], tokenizer: Any = None, *, vocab_size: Optional[int] = None,
-         progress: Optional[Callable[[int, int], None]] = None) -> Loaded:
+def load(
+    job: Mapping[str, Any],
+    tokenizer: Any = None,
+    *,
+    vocab_size: Optional[int] = None,
+    progress: Optional[Callable[[int, int], None]] = None,
+) -> Loaded:
     """Read ``job["dataset"]`` and make rows of at most ``job["max_length"]`` tokens.
 
     ``samples`` rows are taken in the order of a shuffle by ``seed`` until that many usable ones are found, so a larger
@@ -68,9 +74,15 @@ def load(job: Mapping[str, Any], tokenizer: Any = None, *, vocab_size: Optional[
     report = maker.report(records, rows)
     allowed = float(job.get("max_dropped", MAX_DROPPED))
     if not rows or maker.dropped_count > allowed * maker.examined:
-        raise AgentError("DatasetError", "%d of %d rows had to be dropped (%.0f %% are allowed)" % (maker.dropped_count, maker.examined, 100 * allowed),
-                         tried="reading %s" % job["dataset"], hint=_reasons(maker.reasons) + "; raise max_dropped if that is what you want",
-                         dropped=maker.dropped[:50], reasons=maker.reasons)
+        raise AgentError(
+            "DatasetError",
+            "%d of %d rows had to be dropped (%.0f %% are allowed)"
+            % (maker.dropped_count, maker.examined, 100 * allowed),
+            tried="reading %s" % job["dataset"],
+            hint=_reasons(maker.reasons) + "; raise max_dropped if that is what you want",
+            dropped=maker.dropped[:50],
+            reasons=maker.reasons,
+        )
     return Loaded(rows, report)
 
 
@@ -97,7 +109,9 @@ class _Maker:
                 raise ValueError("loss_mask has %d entries for %d tokens" % (len(mask), len(ids)))
             top = self.vocab_size
             if min(ids) < 0 or (top and max(ids) >= top):
-                raise ValueError("token id %d is outside the vocabulary of %s" % (min(ids) if min(ids) < 0 else max(ids), top))
+                raise ValueError(
+                    "token id %d is outside the vocabulary of %s" % (min(ids) if min(ids) < 0 else max(ids), top)
+                )
             before = any(mask)
             if len(ids) > self.limit:
                 self.truncated += 1
@@ -123,7 +137,13 @@ class _Maker:
                 if not isinstance(turns, (list, tuple)):
                     raise ValueError("%s is no list of turns" % key)
                 return self._renderer().chat(normalize(turns), record.get("tools") or None)
-        prompt, answer = record.get("prompt"), next((record[key] for key in ("completion", "response", "answer", "output") if record.get(key) is not None), None)
+        prompt, answer = (
+            record.get("prompt"),
+            next(
+                (record[key] for key in ("completion", "response", "answer", "output") if record.get(key) is not None),
+                None,
+            ),
+        )
         if prompt is not None and answer is not None:
             self._use("prompt")
             turns = [*_turns(prompt, "user"), *_turns(answer, "assistant")]
@@ -131,11 +151,16 @@ class _Maker:
         if isinstance(record.get("text"), str):
             self._use("text")
             return self._renderer().plain(record["text"])
-        raise ValueError("no messages, conversations, prompt and completion, text or input_ids; it has " + (", ".join(sorted(map(str, record))[:8]) or "no keys"))
+        raise ValueError(
+            "no messages, conversations, prompt and completion, text or input_ids; it has "
+            + (", ".join(sorted(map(str, record))[:8]) or "no keys")
+        )
 
     def _renderer(self) -> Renderer:
         if self.renderer is None:
-            tokenizer = load_tokenizer(str(self.job.get("tokenizer") or self.job["model"]), bool(self.job.get("trust_remote_code")))
+            tokenizer = load_tokenizer(
+                str(self.job.get("tokenizer") or self.job["model"]), bool(self.job.get("trust_remote_code"))
+            )
             self.renderer = Renderer(tokenizer, self.job.get("chat_template_kwargs"))
         return self.renderer
 
@@ -149,11 +174,25 @@ class _Maker:
             self.dropped.append({"index": index, "reason": reason})
 
     def report(self, records: Records, rows: Sequence[Row]) -> Dict[str, Any]:
-        return {"dataset": records.path, "dataset_sha256": records.sha256(), "rows_total": records.count, "examined": self.examined, "selected": len(rows),
-                "tokens": sum(len(row.input_ids) for row in rows), "trained_tokens": sum(sum(row.loss_mask) for row in rows),
-                "longest": max((len(row.input_ids) for row in rows), default=0), "truncated": self.truncated, "truncated_tokens": self.truncated_tokens,
-                "dropped_count": self.dropped_count, "dropped": self.dropped, "reasons": self.reasons, "columns": self.used,
-                "chat_template_sha256": template_sha256(self.renderer.tokenizer) if self.renderer is not None and set(self.used) - {"input_ids", "text"} else None}
+        return {
+            "dataset": records.path,
+            "dataset_sha256": records.sha256(),
+            "rows_total": records.count,
+            "examined": self.examined,
+            "selected": len(rows),
+            "tokens": sum(len(row.input_ids) for row in rows),
+            "trained_tokens": sum(sum(row.loss_mask) for row in rows),
+            "longest": max((len(row.input_ids) for row in rows), default=0),
+            "truncated": self.truncated,
+            "truncated_tokens": self.truncated_tokens,
+            "dropped_count": self.dropped_count,
+            "dropped": self.dropped,
+            "reasons": self.reasons,
+            "columns": self.used,
+            "chat_template_sha256": template_sha256(self.renderer.tokenizer)
+            if self.renderer is not None and set(self.used) - {"input_ids", "text"}
+            else None,
+        }
 
 
 def _ints(values: Any, name: str) -> List[int]:

@@ -4,6 +4,7 @@
 tensors [S, H]) and loss_mask [S] int64. ``safetensors`` (>= 0.5): hs_{i}.safetensors with hidden_states [S, L, H] and token_ids [S]
 int64; the loss mask lies in the dataset beside it (finish.py). i is the dataset's row in both.
 """
+
 from __future__ import annotations
 
 import errno
@@ -30,11 +31,20 @@ class Store:
     caller runs ``sync_all`` once, ``none``. Rename alone is enough against killed processes; syncing is against a machine that dies.
     """
 
-    def __init__(self, out: str, fmt: str, layers: Sequence[int], engine: str, sync: str = "end", hidden_size: int = 0) -> None:
+    def __init__(
+        self, out: str, fmt: str, layers: Sequence[int], engine: str, sync: str = "end", hidden_size: int = 0
+    ) -> None:
         manifest.file_name(fmt, 0)
         if sync not in SYNC:
             raise ValueError("sync is one of %s" % ", ".join(SYNC))
-        self.out, self.fmt, self.layers, self.engine, self.sync, self.hidden_size = out, fmt, list(layers), engine, sync, hidden_size
+        self.out, self.fmt, self.layers, self.engine, self.sync, self.hidden_size = (
+            out,
+            fmt,
+            list(layers),
+            engine,
+            sync,
+            hidden_size,
+        )
 
     def write(self, row: Any, states: "Union[Sequence[Any], Any]") -> Dict[str, Any]:
         """Write one sample and its manifest line; returns the line.
@@ -48,14 +58,18 @@ class Store:
         if isinstance(states, (list, tuple)):
             shape = tuple([len(states), *states[0].shape]) if states else (0,)
             if any(tuple(one.shape) != shape[1:] or one.dtype != states[0].dtype for one in states):
-                raise ValueError("row %d: slots differ: %s" % (row.index, [(tuple(one.shape), str(one.dtype)) for one in states]))
+                raise ValueError(
+                    "row %d: slots differ: %s" % (row.index, [(tuple(one.shape), str(one.dtype)) for one in states])
+                )
             ordered = (shape[1], shape[0], *shape[2:]) if len(shape) == 3 else shape
             dtype = states[0].dtype if states else None
         else:
             ordered, dtype = tuple(states.shape), states.dtype
         if len(ordered) != 3 or ordered[:2] != (length, slots) or (self.hidden_size and ordered[2] != self.hidden_size):
-            raise ValueError("row %d: states are [tokens, layers, hidden] = %s, and %s was expected" %
-                             (row.index, list(ordered), [length, slots, self.hidden_size or "H"]))
+            raise ValueError(
+                "row %d: states are [tokens, layers, hidden] = %s, and %s was expected"
+                % (row.index, list(ordered), [length, slots, self.hidden_size or "H"])
+            )
         if str(dtype) not in _DTYPES:
             raise ValueError("row %d: dtype %s is not one of %s" % (row.index, dtype, ", ".join(_NAMES.values())))
         name = manifest.file_name(self.fmt, row.index)
@@ -92,8 +106,15 @@ class Store:
             raise ValueError("row %d: no tensor %s in %s" % (row.index, error, os.path.basename(path))) from None
         length = len(row.input_ids)
         shape = list(states["shape"])
-        if len(shape) != 3 or shape[:2] != [length, len(self.layers)] or (self.hidden_size and shape[2] != self.hidden_size):
-            raise ValueError("row %d: states are %s, and %s was expected" % (row.index, shape, [length, len(self.layers), self.hidden_size or "H"]))
+        if (
+            len(shape) != 3
+            or shape[:2] != [length, len(self.layers)]
+            or (self.hidden_size and shape[2] != self.hidden_size)
+        ):
+            raise ValueError(
+                "row %d: states are %s, and %s was expected"
+                % (row.index, shape, [length, len(self.layers), self.hidden_size or "H"])
+            )
         if read_safetensors(path, "token_ids", header) != list(row.input_ids) or tokens["dtype"] != "I64":
             raise ValueError("row %d: the file holds other tokens" % row.index)
         if states["dtype"] not in _NAMES:
@@ -114,7 +135,9 @@ class Store:
             return
         for entry in entries:
             try:
-                _sync(os.path.join(self.out, entry["file"] if isinstance(entry, dict) else os.path.basename(str(entry))))
+                _sync(
+                    os.path.join(self.out, entry["file"] if isinstance(entry, dict) else os.path.basename(str(entry)))
+                )
             except FileNotFoundError:
                 continue  # done again by the next resume
         _sync(os.path.join(self.out, manifest.NAME))
@@ -124,8 +147,18 @@ class Store:
         return os.path.join(self.out, ".%s.%d.%d%s" % (name, os.getpid(), next(_COUNTER), manifest.PARTIAL))
 
     def _line(self, row: Any, name: str, size: int, dtype: str) -> Dict[str, Any]:
-        entry = {"index": row.index, "file": name, "tokens": len(row.input_ids), "tokens_sha256": manifest.tokens_sha256(row.input_ids),
-                 "layers": self.layers, "convention": CONVENTION, "dtype": dtype, "bytes": size, "sha256": None, "engine": self.engine}
+        entry = {
+            "index": row.index,
+            "file": name,
+            "tokens": len(row.input_ids),
+            "tokens_sha256": manifest.tokens_sha256(row.input_ids),
+            "layers": self.layers,
+            "convention": CONVENTION,
+            "dtype": dtype,
+            "bytes": size,
+            "sha256": None,
+            "engine": self.engine,
+        }
         manifest.append(self.out, entry)
         return entry
 
@@ -157,11 +190,23 @@ def _write_safetensors(path: str, ids: Sequence[int], states: Any, sync: bool) -
         tokens.byteswap()
     kind = _DTYPES[str(states.dtype)]
     first, second = len(ids) * 8, states.numel() * _SIZES[kind]
-    header = json.dumps({"token_ids": {"dtype": "I64", "shape": [len(ids)], "data_offsets": [0, first]},
-                         "hidden_states": {"dtype": kind, "shape": list(states.shape), "data_offsets": [first, first + second]}},
-                        separators=(",", ":")).encode("ascii")
+    header = json.dumps(
+        {
+            "token_ids": {"dtype": "I64", "shape": [len(ids)], "data_offsets": [0, first]},
+            "hidden_states": {"dtype": kind, "shape": list(states.shape), "data_offsets": [first, first + second]},
+        },
+        separators=(",", ":"),
+    ).encode("ascii")
     header += b" " * (-len(header) % 8)
-    _write_all(path, [struct.pack("<Q", len(header)) + header, tokens.tobytes(), memoryview(states.flatten().view(torch.uint8).numpy())], sync)
+    _write_all(
+        path,
+        [
+            struct.pack("<Q", len(header)) + header,
+            tokens.tobytes(),
+            memoryview(states.flatten().view(torch.uint8).numpy()),
+        ],
+        sync,
+    )
 
 
 def _write_all(path: str, parts: "List[Any]", sync: bool) -> None:
@@ -187,8 +232,11 @@ def _write_pt(path: str, row: Any, layers: "Sequence[Any]", sync: bool) -> None:
 
     # A slice of a larger tensor would drag its whole storage into the file.
     own = [_alone(one.detach().cpu().contiguous()) for one in layers]
-    sample = {"input_ids": torch.tensor(row.input_ids, dtype=torch.long), "hidden_states": own,
-              "loss_mask": torch.tensor(row.loss_mask, dtype=torch.long)}
+    sample = {
+        "input_ids": torch.tensor(row.input_ids, dtype=torch.long),
+        "hidden_states": own,
+        "loss_mask": torch.tensor(row.loss_mask, dtype=torch.long),
+    }
     with open(path, "xb") as stream:
         torch.save(sample, stream)
         stream.flush()

@@ -5,6 +5,7 @@ Id ``k`` names the residual stream after ``k`` decoder layers, that is the input
 vLLM (its aux hidden states) and EAGLE count this way. The generator of speculators <= 0.4 counts the layer whose output
 it takes, so its id ``j`` is our ``j + 1`` and it can name no embedding. Standard library only: preflight uses it too.
 """
+
 from __future__ import annotations
 
 from typing import Any, List, Sequence, Union
@@ -28,8 +29,12 @@ def default(num_layers: int) -> List[int]:
     if len(set(wanted)) == 3 and wanted == sorted(wanted) and wanted[0] >= 1:
         return [*wanted, num_layers]
     if num_layers < 4:
-        raise AgentError("UsageError", "a model of %d layers has no three different inner layers" % num_layers,
-                         tried="the default layer ids [2, N//2, N-3, N]", hint="name the ids yourself: --layers 0,1,%d" % num_layers)
+        raise AgentError(
+            "UsageError",
+            "a model of %d layers has no three different inner layers" % num_layers,
+            tried="the default layer ids [2, N//2, N-3, N]",
+            hint="name the ids yourself: --layers 0,1,%d" % num_layers,
+        )
     # Spread over 1..N-1 as evenly as integers allow: first, middle, last third.
     chosen: List[int] = []
     for target in sorted(min(max(1, one), num_layers - 1) for one in wanted):
@@ -52,19 +57,30 @@ def resolve(layers: Union[str, Sequence[Any], None], num_layers: int) -> List[in
     try:
         ids = [int(str(one)) for one in layers]
     except ValueError:
-        raise AgentError("UsageError", "layer ids are whole numbers, not %r" % (list(layers),),
-                         hint="for example --layers 2,%d,%d,%d" % (num_layers // 2, num_layers - 3, num_layers)) from None
+        raise AgentError(
+            "UsageError",
+            "layer ids are whole numbers, not %r" % (list(layers),),
+            hint="for example --layers 2,%d,%d,%d" % (num_layers // 2, num_layers - 3, num_layers),
+        ) from None
     if not ids:
         raise AgentError("UsageError", "no layer ids", hint="--layers default, or a list")
     outside = [one for one in ids if not 0 <= one <= num_layers]
     if outside:
-        raise AgentError("UsageError", "layer ids %s are outside 0..%d" % (outside, num_layers), tried="layers %s" % ids,
-                         hint="ids count completed layers: 0 is the embedding, %d the last state before the final norm" % num_layers)
+        raise AgentError(
+            "UsageError",
+            "layer ids %s are outside 0..%d" % (outside, num_layers),
+            tried="layers %s" % ids,
+            hint="ids count completed layers: 0 is the embedding, %d the last state before the final norm" % num_layers,
+        )
     if len(set(ids)) != len(ids):
         raise AgentError("UsageError", "layer ids are named twice: %s" % ids, hint="each id once")
     if ids != sorted(ids):
-        raise AgentError("UsageError", "layer ids must ascend: %s" % ids, hint="use %s" % sorted(ids),
-                         tried="slots are always written in ascending order")
+        raise AgentError(
+            "UsageError",
+            "layer ids must ascend: %s" % ids,
+            hint="use %s" % sorted(ids),
+            tried="slots are always written in ascending order",
+        )
     return ids
 
 
@@ -76,8 +92,12 @@ def translate(ids: Sequence[int], engine: str) -> List[int]:
     offset = OFFSETS[ENGINE_CONVENTION[engine]]
     moved = [one + offset for one in ids]
     if any(one < 0 for one in moved):
-        raise AgentError("UsageError", "the %s engine cannot capture id 0 (the embedding's output)" % engine,
-                         tried="layers %s" % list(ids), hint="leave 0 out, or use --engine connector")
+        raise AgentError(
+            "UsageError",
+            "the %s engine cannot capture id 0 (the embedding's output)" % engine,
+            tried="layers %s" % list(ids),
+            hint="leave 0 out, or use --engine connector",
+        )
     return moved
 
 
@@ -85,7 +105,12 @@ def concerns(ids: Sequence[int], num_layers: int) -> List[str]:
     """What a trainer would trip over although the ids are valid; empty when nothing."""
     found = []
     if num_layers not in ids:
-        found.append("id %d (the last state) is not among them: trainers take the last slot as the verifier's final state" % num_layers)
+        found.append(
+            "id %d (the last state) is not among them: trainers take the last slot as the verifier's final state"
+            % num_layers
+        )
     if len(ids) != TRAINER_SLOTS:
-        found.append("%d ids: EAGLE-3 trainers expect %d (three auxiliary states and the last)" % (len(ids), TRAINER_SLOTS))
+        found.append(
+            "%d ids: EAGLE-3 trainers expect %d (three auxiliary states and the last)" % (len(ids), TRAINER_SLOTS)
+        )
     return found

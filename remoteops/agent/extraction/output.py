@@ -4,6 +4,7 @@ Beside the samples lie rows.jsonl (the rows as they were tokenised: what verify 
 and, for speculators-v1, sample_lengths.json; for safetensors, ``dataset/`` (an Arrow dataset with hidden_states/ links), which a trainer of
 speculators >= 0.5 takes as its data path. token_freq.pt goes to the run's folder: in the output folder a trainer of 0.3 takes it for a sample.
 """
+
 from __future__ import annotations
 
 import collections
@@ -54,19 +55,36 @@ def prepare(job: Mapping[str, Any], loaded: Any, shape: modelinfo.Shape) -> mani
     """
     out = os.path.abspath(os.path.expanduser(str(job["out"])))
     report = loaded.report
-    header = {"model": str(job["model"]), "model_fingerprint": modelinfo.fingerprint(shape.folder), "architecture": shape.architecture,
-              "num_layers": shape.num_layers, "hidden_size": shape.hidden_size, "dataset": str(job["dataset"]),
-              "dataset_sha256": report["dataset_sha256"], "chat_template_sha256": report.get("chat_template_sha256"),
-              "samples": job.get("samples"), "seed": job.get("seed"), "max_length": int(job["max_length"]), "layers": list(job["layers"]),
-              "convention": CONVENTION, "last_state": "before the final norm", "dtype": modelinfo.stored_dtype(str(job.get("dtype") or "auto"), shape),
-              "format": job["format"], "versions": versions()}
+    header = {
+        "model": str(job["model"]),
+        "model_fingerprint": modelinfo.fingerprint(shape.folder),
+        "architecture": shape.architecture,
+        "num_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "dataset": str(job["dataset"]),
+        "dataset_sha256": report["dataset_sha256"],
+        "chat_template_sha256": report.get("chat_template_sha256"),
+        "samples": job.get("samples"),
+        "seed": job.get("seed"),
+        "max_length": int(job["max_length"]),
+        "layers": list(job["layers"]),
+        "convention": CONVENTION,
+        "last_state": "before the final norm",
+        "dtype": modelinfo.stored_dtype(str(job.get("dtype") or "auto"), shape),
+        "format": job["format"],
+        "versions": versions(),
+    }
     manifest.lock(out)
     found = manifest.open_output(out, header)
     unwanted = sorted(set(found.entries) - {row.index for row in loaded.rows})
     if unwanted:
-        raise AgentError("OutputMismatch", "%s holds %d samples that are not among the rows asked for (row %d, …)" % (out, len(unwanted), unwanted[0]),
-                         tried="samples %s (was %s), seed %s (was %s)" % (job.get("samples"), found.header.get("samples"), job.get("seed"), found.header.get("seed")),
-                         hint="keep --samples and --seed (or ask for more samples with the same seed), or choose another output folder")
+        raise AgentError(
+            "OutputMismatch",
+            "%s holds %d samples that are not among the rows asked for (row %d, …)" % (out, len(unwanted), unwanted[0]),
+            tried="samples %s (was %s), seed %s (was %s)"
+            % (job.get("samples"), found.header.get("samples"), job.get("seed"), found.header.get("seed")),
+            hint="keep --samples and --seed (or ask for more samples with the same seed), or choose another output folder",
+        )
     _write_rows(os.path.join(out, ROWS), loaded.rows)
     return found
 
@@ -80,7 +98,9 @@ def read_rows(out: str) -> Iterator[StoredRow]:
                 record = json.loads(line)
                 yield StoredRow(record["index"], record["input_ids"], _unpack(record["loss_mask"]))
     except (OSError, ValueError, KeyError) as error:
-        raise AgentError("OutputMismatch", "%s cannot be read: %s" % (path, error), hint="resume the run; it writes the file again") from None
+        raise AgentError(
+            "OutputMismatch", "%s cannot be read: %s" % (path, error), hint="resume the run; it writes the file again"
+        ) from None
 
 
 def finish(out: str, run_dir: str, job: Mapping[str, Any], loaded: Any, shape: modelinfo.Shape) -> Dict[str, Any]:
@@ -107,7 +127,11 @@ def _write_rows(path: str, rows: Sequence[Any]) -> None:
     temporary = path + manifest.PARTIAL
     with open(temporary, "w", encoding="ascii") as stream:
         for row in rows:
-            json.dump({"index": row.index, "input_ids": row.input_ids, "loss_mask": _pack(row.loss_mask)}, stream, separators=(",", ":"))
+            json.dump(
+                {"index": row.index, "input_ids": row.input_ids, "loss_mask": _pack(row.loss_mask)},
+                stream,
+                separators=(",", ":"),
+            )
             stream.write("\n")
         stream.flush()
         os.fsync(stream.fileno())
@@ -132,7 +156,9 @@ def _unpack(runs: Sequence[int]) -> List[int]:
     return mask
 
 
-def _data_config(job: Mapping[str, Any], shape: modelinfo.Shape, entries: Mapping[int, Any], report: Mapping[str, Any]) -> Dict[str, Any]:
+def _data_config(
+    job: Mapping[str, Any], shape: modelinfo.Shape, entries: Mapping[int, Any], report: Mapping[str, Any]
+) -> Dict[str, Any]:
     """The document that speculators 0.3/0.4 write beside their samples, with our conventions stated in keys of their own."""
     installed = versions()
     dtype = modelinfo.stored_dtype(str(job.get("dtype") or "auto"), shape)
@@ -140,21 +166,54 @@ def _data_config(job: Mapping[str, Any], shape: modelinfo.Shape, entries: Mappin
     generator_ids: Optional[List[int]] = translate(layers, "generator") if min(layers) > 0 else None
     pattern = manifest.PATTERNS[job["format"]].replace("%d", "{idx}")
     return {
-        "version": "2.0", "generated_at": datetime.datetime.now(datetime.timezone.utc).isoformat(), "speculators_version": installed.get("speculators", ""),
-        "reproducibility": {"command": "remoteops extract", "package_versions": installed, "gpu": str(job.get("gpu") or "unknown")},
-        "model": {"target_model_path": str(job["model"]), "tensor_parallel_size": int(job.get("tensor_parallel") or 1),
-                  "gpu_memory_utilization": job.get("gpu_memory_utilization"), "hidden_size": shape.hidden_size, "max_model_len": int(job["max_length"]) + 1},
-        "data": {"train_data_path": str(job["dataset"]), "seq_length": int(job["max_length"]), "max_samples": job.get("samples"), "num_samples": len(entries),
-                 "seed": job.get("seed"), "chat_template_note": "Uses tokenizer's built-in chat template", "dropped": report.get("dropped_count"), "truncated": report.get("truncated")},
+        "version": "2.0",
+        "generated_at": datetime.datetime.now(datetime.timezone.utc).isoformat(),
+        "speculators_version": installed.get("speculators", ""),
+        "reproducibility": {
+            "command": "remoteops extract",
+            "package_versions": installed,
+            "gpu": str(job.get("gpu") or "unknown"),
+        },
+        "model": {
+            "target_model_path": str(job["model"]),
+            "tensor_parallel_size": int(job.get("tensor_parallel") or 1),
+            "gpu_memory_utilization": job.get("gpu_memory_utilization"),
+            "hidden_size": shape.hidden_size,
+            "max_model_len": int(job["max_length"]) + 1,
+        },
+        "data": {
+            "train_data_path": str(job["dataset"]),
+            "seq_length": int(job["max_length"]),
+            "max_samples": job.get("samples"),
+            "num_samples": len(entries),
+            "seed": job.get("seed"),
+            "chat_template_note": "Uses tokenizer's built-in chat template",
+            "dropped": report.get("dropped_count"),
+            "truncated": report.get("truncated"),
+        },
         # layer_ids as that release's own tools count them (the layer whose output is taken); ours are beside it.
-        "hidden_states": {"layer_ids": generator_ids if generator_ids is not None else layers, "description": "Layers selected for EAGLE3 fusion and target logits",
-                          "completed_layers_ids": layers, "last_state": "before the final norm"},
+        "hidden_states": {
+            "layer_ids": generator_ids if generator_ids is not None else layers,
+            "description": "Layers selected for EAGLE3 fusion and target logits",
+            "completed_layers_ids": layers,
+            "last_state": "before the final norm",
+        },
         "generation": {"cache_dir": ""},
-        "format": {"file_pattern": pattern, "data_format_version": 1, "schema": {
-            "input_ids": {"dtype": "torch.long", "shape": "[seq_len]"},
-            "hidden_states": {"dtype": "torch.%s" % dtype, "shape": "list of [seq_len, %d]" % shape.hidden_size if job["format"] == "speculators-v1" else "[seq_len, %d, %d]" % (len(layers), shape.hidden_size),
-                              "num_tensors": len(layers)},
-            "loss_mask": {"dtype": "torch.long", "shape": "[seq_len]"}}},
+        "format": {
+            "file_pattern": pattern,
+            "data_format_version": 1,
+            "schema": {
+                "input_ids": {"dtype": "torch.long", "shape": "[seq_len]"},
+                "hidden_states": {
+                    "dtype": "torch.%s" % dtype,
+                    "shape": "list of [seq_len, %d]" % shape.hidden_size
+                    if job["format"] == "speculators-v1"
+                    else "[seq_len, %d, %d]" % (len(layers), shape.hidden_size),
+                    "num_tensors": len(layers),
+                },
+                "loss_mask": {"dtype": "torch.long", "shape": "[seq_len]"},
+            },
+        },
     }
 
 
@@ -185,17 +244,32 @@ def _arrow_dataset(out: str, rows: Sequence[Any]) -> Optional[str]:
     path, temporary = os.path.join(out, DATASET), os.path.join(out, ".%s%s" % (DATASET, manifest.PARTIAL))
     shutil.rmtree(temporary, ignore_errors=True)
     sequence = getattr(datasets, "Sequence", None) or datasets.List
-    features = datasets.Features({"input_ids": sequence(datasets.Value("int64")), "loss_mask": sequence(datasets.Value("int64")),
-                                  "seq_len": datasets.Value("int64"), "row": datasets.Value("int64")})
-    table = datasets.Dataset.from_dict({"input_ids": [row.input_ids for row in rows], "loss_mask": [row.loss_mask for row in rows],
-                                        "seq_len": [len(row.input_ids) for row in rows], "row": [row.index for row in rows]}, features=features)
+    features = datasets.Features(
+        {
+            "input_ids": sequence(datasets.Value("int64")),
+            "loss_mask": sequence(datasets.Value("int64")),
+            "seq_len": datasets.Value("int64"),
+            "row": datasets.Value("int64"),
+        }
+    )
+    table = datasets.Dataset.from_dict(
+        {
+            "input_ids": [row.input_ids for row in rows],
+            "loss_mask": [row.loss_mask for row in rows],
+            "seq_len": [len(row.input_ids) for row in rows],
+            "row": [row.index for row in rows],
+        },
+        features=features,
+    )
     table.set_format(type="torch")
     datasets.disable_progress_bars()
     table.save_to_disk(temporary)
     os.mkdir(os.path.join(temporary, "hidden_states"))
     for position, row in enumerate(rows):
-        os.symlink(os.path.join("..", "..", manifest.file_name("safetensors", row.index)),
-                   os.path.join(temporary, "hidden_states", manifest.file_name("safetensors", position)))
+        os.symlink(
+            os.path.join("..", "..", manifest.file_name("safetensors", row.index)),
+            os.path.join(temporary, "hidden_states", manifest.file_name("safetensors", position)),
+        )
     shutil.rmtree(path, ignore_errors=True)
     os.replace(temporary, path)
     return path

@@ -3,6 +3,7 @@
 A record's index is its position in the dataset, whatever is selected later. Parquet and Arrow need pyarrow, which
 every venv with speculators has. Nothing is downloaded: a name that is no path on this host is an error.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -50,30 +51,52 @@ def files_of(path: str) -> List[str]:
     full = os.path.abspath(os.path.expanduser(path))
     if os.path.isfile(full):
         if not full.endswith(KNOWN):
-            raise AgentError("DatasetError", "%s: no known kind of dataset" % full, hint="known endings: " + " ".join(KNOWN))
+            raise AgentError(
+                "DatasetError", "%s: no known kind of dataset" % full, hint="known endings: " + " ".join(KNOWN)
+            )
         return [full]
     if not os.path.isdir(full):
-        raise AgentError("DatasetError", "no dataset %s on this host" % path, tried=full,
-                         hint="give a path on the host, or a local file (it is then uploaded); nothing is downloaded")
+        raise AgentError(
+            "DatasetError",
+            "no dataset %s on this host" % path,
+            tried=full,
+            hint="give a path on the host, or a local file (it is then uploaded); nothing is downloaded",
+        )
     if os.path.isfile(os.path.join(full, "dataset_dict.json")):
         splits = _json(os.path.join(full, "dataset_dict.json")).get("splits", [])
         if "train" not in splits and len(splits) != 1:
-            raise AgentError("DatasetError", "%s has the splits %s and no train" % (full, splits), hint="name the split's folder")
+            raise AgentError(
+                "DatasetError", "%s has the splits %s and no train" % (full, splits), hint="name the split's folder"
+            )
         return files_of(os.path.join(full, "train" if "train" in splits else str(splits[0])))
     if os.path.isfile(os.path.join(full, "state.json")):
         state = _json(os.path.join(full, "state.json"))
-        named = [os.path.join(full, os.path.basename(str(one.get("filename", "")))) for one in state.get("_data_files", [])]
+        named = [
+            os.path.join(full, os.path.basename(str(one.get("filename", "")))) for one in state.get("_data_files", [])
+        ]
         gone = [name for name in named if not os.path.isfile(name)]
         if gone or not named:
-            raise AgentError("DatasetError", "%s is not whole: %s missing" % (full, ", ".join(gone) or "its data files are"), hint="save it again")
+            raise AgentError(
+                "DatasetError",
+                "%s is not whole: %s missing" % (full, ", ".join(gone) or "its data files are"),
+                hint="save it again",
+            )
         return named
     for endings in (PARQUET, ARROW, JSON_LINES, (".json",), TEXT):
-        found = sorted(os.path.join(full, name) for name in os.listdir(full) if name.endswith(endings) and not name.startswith("."))
+        found = sorted(
+            os.path.join(full, name) for name in os.listdir(full) if name.endswith(endings) and not name.startswith(".")
+        )
         if endings == (".json",):
-            found = [name for name in found if os.path.basename(name) not in ("dataset_info.json", "dataset_infos.json", "config.json")]
+            found = [
+                name
+                for name in found
+                if os.path.basename(name) not in ("dataset_info.json", "dataset_infos.json", "config.json")
+            ]
         if found:
             return found
-    raise AgentError("DatasetError", "no data files in %s" % full, tried="files ending in " + " ".join(KNOWN), hint="name the file")
+    raise AgentError(
+        "DatasetError", "no data files in %s" % full, tried="files ending in " + " ".join(KNOWN), hint="name the file"
+    )
 
 
 def open_records(path: str) -> Records:
@@ -131,7 +154,10 @@ def _array(path: str, files: List[str]) -> Records:
     def pick(wanted: Sequence[int]) -> Iterator[Tuple[int, Record]]:
         for index in sorted(wanted):
             row = rows[index]
-            yield index, row if isinstance(row, dict) else ValueError("a record must be an object, not %s" % type(row).__name__)
+            yield (
+                index,
+                row if isinstance(row, dict) else ValueError("a record must be an object, not %s" % type(row).__name__),
+            )
 
     return Records(path, files, len(rows), pick)
 
@@ -143,7 +169,11 @@ def _tables(path: str, files: List[str], parquet: bool) -> Records:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError:
-        raise AgentError("MissingPackage", "reading %s needs pyarrow in the venv" % path, hint="pip install pyarrow there, or give JSONL") from None
+        raise AgentError(
+            "MissingPackage",
+            "reading %s needs pyarrow in the venv" % path,
+            hint="pip install pyarrow there, or give JSONL",
+        ) from None
 
     def batches(name: str) -> Iterator[Any]:
         if parquet:
@@ -160,7 +190,10 @@ def _tables(path: str, files: List[str], parquet: bool) -> Records:
                     yield reader.get_batch(number)
 
     try:
-        count = sum(pyarrow.parquet.read_metadata(name).num_rows if parquet else sum(batch.num_rows for batch in batches(name)) for name in files)
+        count = sum(
+            pyarrow.parquet.read_metadata(name).num_rows if parquet else sum(batch.num_rows for batch in batches(name))
+            for name in files
+        )
     except (pyarrow.ArrowInvalid, OSError) as error:
         raise AgentError("DatasetError", "%s cannot be read: %s" % (path, error), hint="is the file whole?") from None
 
@@ -199,5 +232,7 @@ def _json(path: str) -> Dict[str, Any]:
         with open(path, "rb") as stream:
             value = json.load(stream)
     except (OSError, ValueError) as error:
-        raise AgentError("DatasetError", "%s cannot be read: %s" % (path, error), hint="save the dataset again") from None
+        raise AgentError(
+            "DatasetError", "%s cannot be read: %s" % (path, error), hint="save the dataset again"
+        ) from None
     return value if isinstance(value, dict) else {}

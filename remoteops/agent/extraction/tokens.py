@@ -5,6 +5,7 @@ Spans are found in the rendered text (the render of the turns before, with the g
 whole), so any template works; a template with {% generation %} marks says them itself. Spans become tokens by
 offsets, or, for tokenizers written in Python that have none (Kimi's), by tokenising the pieces between the boundaries.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -13,9 +14,21 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from remoteops.agent.protocol import AgentError
 
-ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant",
-         "chatgpt": "assistant", "system": "system", "developer": "developer", "tool": "tool", "function": "tool",
-         "observation": "tool", "ipython": "tool"}
+ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "chatgpt": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "ipython": "tool",
+}
 Span = Tuple[int, int]
 
 
@@ -28,10 +41,18 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
     except Exception as error:
         text = " ".join(str(error).split())[:400]
         if "trust_remote_code" in text and not trust_remote_code:
-            raise AgentError("MissingModel", "the tokenizer of %s is Python code of the model's own" % model, tried=text,
-                             hint="if you trust it, set `trust_remote_code: true` in the workload of inventory.yaml") from None
-        raise AgentError("MissingModel", "the tokenizer of %s cannot be loaded: %s" % (model, text),
-                         tried="transformers.AutoTokenizer.from_pretrained", hint="the model folder needs its tokenizer files") from None
+            raise AgentError(
+                "MissingModel",
+                "the tokenizer of %s is Python code of the model's own" % model,
+                tried=text,
+                hint="if you trust it, set `trust_remote_code: true` in the workload of inventory.yaml",
+            ) from None
+        raise AgentError(
+            "MissingModel",
+            "the tokenizer of %s cannot be loaded: %s" % (model, text),
+            tried="transformers.AutoTokenizer.from_pretrained",
+            hint="the model folder needs its tokenizer files",
+        ) from None
 
 
 def template_sha256(tokenizer: Any) -> Optional[str]:
@@ -56,9 +77,16 @@ def normalize(turns: Sequence[Mapping[str, Any]]) -> List[Dict[str, Any]]:
         if isinstance(content, (list, tuple)):
             kinds = {str(part.get("type")) for part in content if isinstance(part, Mapping)} - {"text"}
             if kinds or not all(isinstance(part, Mapping) for part in content):
-                raise ValueError("turn %d holds %s; only text can be extracted" % (position, ", ".join(sorted(kinds)) or "no text parts"))
+                raise ValueError(
+                    "turn %d holds %s; only text can be extracted"
+                    % (position, ", ".join(sorted(kinds)) or "no text parts")
+                )
             content = "".join(str(part.get("text") or "") for part in content)
-        rest = {key: value for key, value in turn.items() if key not in ("role", "from", "content", "value") and value is not None}
+        rest = {
+            key: value
+            for key, value in turn.items()
+            if key not in ("role", "from", "content", "value") and value is not None
+        }
         if content is None and not rest.get("tool_calls"):
             raise ValueError("turn %d has no content" % position)
         messages.append({"role": ROLES[role.lower()], "content": "" if content is None else str(content), **rest})
@@ -75,7 +103,13 @@ class Renderer:
         self.arguments = dict(template_arguments or {})
         self.offsets = bool(getattr(tokenizer, "is_fast", False))
         template = getattr(tokenizer, "chat_template", None)
-        text = template if isinstance(template, str) else str((template or {}).get("default", "")) if isinstance(template, dict) else ""
+        text = (
+            template
+            if isinstance(template, str)
+            else str((template or {}).get("default", ""))
+            if isinstance(template, dict)
+            else ""
+        )
         self.marked = self.offsets and "generation" in text and "endgeneration" in text
         # Longest first, so that <|im_end|> is not cut at a shorter token that it begins with.
         self.specials = sorted((str(one) for one in _specials(tokenizer)), key=len, reverse=True)
@@ -88,8 +122,11 @@ class Renderer:
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Tuple[List[int], List[int]]:
         """Raises ValueError when the template refuses the turns or the assistant's text cannot be found in its render."""
         if not getattr(self.tokenizer, "chat_template", None):
-            raise AgentError("DatasetError", "the model's tokenizer has no chat template, and the dataset holds conversations",
-                             hint="use a chat model, or give `text` or `input_ids`")
+            raise AgentError(
+                "DatasetError",
+                "the model's tokenizer has no chat template, and the dataset holds conversations",
+                hint="use a chat model, or give `text` or `input_ids`",
+            )
         if self.marked:
             marked = self._by_marks(messages, tools)
             if marked is not None:
@@ -103,7 +140,11 @@ class Renderer:
         if tools:
             options["tools"] = tools
         try:
-            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt, **options))
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=prompt, **options
+                )
+            )
         except Exception as error:  # noqa: BLE001 - a template raises what it likes; the row is named with its words
             raise ValueError("the chat template refuses it: %s" % " ".join(str(error).split())[:200]) from None
 
@@ -112,7 +153,9 @@ class Renderer:
         if tools:
             options["tools"] = tools
         try:
-            answer = self.tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **options)
+            answer = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **options
+            )
             ids, mask = list(answer["input_ids"]), [int(one) for one in answer["assistant_masks"]]
         except Exception:  # noqa: BLE001 - marks are a convenience; the spans below need none
             return None

@@ -1,4 +1,5 @@
 """``<venv>/bin/python -m remoteops.agent.extraction.verify_child``: one request on stdin, JSON-line events on stdout."""
+
 from __future__ import annotations
 
 import json
@@ -15,7 +16,10 @@ def main() -> int:
     emit = Emitter(events)
     asked = json.loads(sys.stdin.readline())
     try:
-        emit("result", data=check(asked["out"], emit, reference=asked["reference"], job=asked["job"], device=asked["device"]))
+        emit(
+            "result",
+            data=check(asked["out"], emit, reference=asked["reference"], job=asked["job"], device=asked["device"]),
+        )
         return 0
     except AgentError as error:
         emit("error", **error.fields())
