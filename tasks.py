@@ -1,4 +1,7 @@
-"""The tasks of `fab` and `remoteops`: arguments, help, and one call each. `fab --list` shows them."""
+"""The tasks of `fab` and `remoteops`: arguments, help, and one call each. `fab --list` shows them.
+
+Every task takes -H for hosts and groups of the inventory (before the task's name: `fab -H a,b status`), and --json.
+"""
 from invoke import Collection
 
 from remoteops import cli
@@ -6,8 +9,74 @@ from remoteops.command import Session, command
 
 cli.adopt()
 
+RUN = "run id or its beginning; the newest run when left out"
 
-@command(positional="host", help={"host": "only this host"})
+
+@command(help={"model": "architecture class: judge by this model only", "all": "also list the sites that are fine",
+               "runtime": "also import both on the host and compare signatures",
+               "shell": "also give the shell commands that show each finding by hand", "run": "with --shell: also run them",
+               "consumer": "package that reaches in", "provider": "package that is reached into",
+               "baseline": "release the consumer was written for: auto, none, or vllm==0.11.0",
+               "html": "also write a page to this file"})
+def probe(session: Session, model: str | None = None, all: bool = False, runtime: bool = False, shell: bool = False,
+          run: bool = False, consumer: str | None = None, provider: str | None = None, baseline: str = "auto",
+          html: str = "") -> int:
+    """Will the libraries on the host work together? Exit code 1 when they will not."""
+    from remoteops import dialogs
+    return dialogs.probing(session, html=html, model=model, everything=all, runtime=runtime, shell=shell, run=run,
+                           consumer=consumer, provider=provider, baseline=baseline)
+
+
+@command(help={"yes": "do not ask", "dry_run": "only show", "revert": "bring the original bytes back",
+               "status": "say what is patched", "only": "only this rule or recipe (may be repeated)",
+               "model": "architecture class", "force": "also while a process uses the venv"})
+def patch(session: Session, yes: bool = False, dry_run: bool = False, revert: bool = False, status: bool = False,
+          only: tuple[str, ...] = (), model: str | None = None, force: bool = False) -> int:
+    """Make them work together: the smallest reversible edits, shown first, proved after."""
+    from remoteops import dialogs, patch
+    from remoteops.console import changes
+    if status:
+        return session.each(patch.status, changes.state)
+    if revert:
+        return session.each(lambda host: patch.revert(host, force=force), changes.reverted)
+    return dialogs.patching(session, only=only, model=model, yes=yes, dry_run=dry_run, force=force)
+
+
+@command(positional="run", help={"run": RUN, "watch": "keep it up to date", "limit": "runs a host, with several hosts"})
+def status(session: Session, run: str | None = None, watch: bool = False, limit: int = 3) -> int:
+    """How is a run doing? With several hosts: the newest runs of each."""
+    from remoteops import dialogs
+    return dialogs.statuses(session, run, watch=watch, limit=limit)
+
+
+@command(help={"limit": "how many"})
+def runs(session: Session, limit: int = 20) -> int:
+    """List the runs of a host, newest first."""
+    from remoteops import runs
+    from remoteops.console import status
+    return session.each(lambda host: runs.list(host, limit=limit), status.runs)
+
+
+@command(positional="run", help={"run": RUN, "lines": "lines to begin with, or all", "no_follow": "stop at the end",
+                                 "since": "15m, 2h, 14:05", "grep": "only lines that match this pattern",
+                                 "ignore_case": "with --grep", "raw": "pass terminal control through"})
+def tail_logs(session: Session, run: str | None = None, lines: str = "10", no_follow: bool = False, since: str = "",
+              grep: str | None = None, ignore_case: bool = False, raw: bool = False) -> int:
+    """Follow a run's log to its end; a lost link is picked up at the next byte. Ctrl-C leaves the run alone."""
+    from remoteops import dialogs
+    return dialogs.following(session, run, lines=lines, no_follow=no_follow, since=since, grep=grep,
+                             ignore_case=ignore_case, raw=raw)
+
+
+@command(positional="run", help={"run": RUN, "leftovers": "end what earlier runs left on the GPUs", "yes": "do not ask",
+                                 "grace": "seconds between asking and killing"})
+def stop(session: Session, run: str | None = None, leftovers: bool = False, yes: bool = False, grace: float = 60.0) -> int:
+    """Stop a run and everything it started; what it has written stays valid."""
+    from remoteops import dialogs
+    return dialogs.stopping(session, run, leftovers=leftovers, yes=yes, grace=grace)
+
+
+@command(positional="host", help={"host": "only this host or group"})
 def hosts(session: Session, host: str = "") -> int:
     """Show what each host of the inventory resolves to."""
     from remoteops.console import tables
@@ -47,5 +116,5 @@ def lab_down(session: Session, profile: str = "", purge: bool = False) -> int:
     return tables.lab_down(session.console, lab.down(profile, purge=purge, report=session.report))
 
 
-ns = Collection(hosts, doctor)
+ns = Collection(probe, patch, status, runs, tail_logs, stop, hosts, doctor)
 ns.add_collection(Collection("lab", up=lab_up, status=lab_status, down=lab_down))

@@ -1,0 +1,147 @@
+"""What a task does when it takes more than one call: show a plan, ask, go on; follow and sum up.
+
+Here use cases and console meet; neither knows the other. Every function returns an exit code.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from remoteops.command import Session
+from remoteops.errors import UsageError
+
+if TYPE_CHECKING:
+    from remoteops.inventory import Host
+
+
+def probing(session: Session, *, html: str, baseline: str, **options: Any) -> int:
+    """Audit each host; with ``html`` also write a page (for one host)."""
+    from pathlib import Path
+
+    from remoteops import probe
+    from remoteops.console import findings, html as pages
+
+    def view(console: Any, document: Any) -> int:
+        if html:
+            console.note(f"wrote {pages.write(Path(html), document)}")
+        if console.json:
+            console.document(document)
+        else:
+            findings.show(console, document, everything=options["everything"])
+        return probe.exit_code(document)
+    release = None if baseline == "none" else baseline
+    return session.each(lambda host: probe.probe(host, baseline=release, **options), view)
+
+
+def patching(session: Session, *, only: tuple[str, ...], model: str | None, yes: bool, dry_run: bool, force: bool) -> int:
+    """Audit, plan, show, ask, apply, prove, on each host in turn (each has its own diff to read)."""
+    return max(_patch(session, host, only, model, yes, dry_run, force) for host in session.hosts)
+
+
+def _patch(session: Session, host: Host, only: tuple[str, ...], model: str | None, yes: bool, dry_run: bool, force: bool) -> int:
+    from remoteops import patch
+    from remoteops.console import changes
+    from remoteops.remote import open_agent
+    console = session.console
+    with open_agent(host) as agent:
+        planned = patch.plan(host, only=only, model=model, agent=agent)
+        if not planned.done:
+            changes.plan(console, planned)
+        if dry_run:
+            if console.json:
+                console.document({**planned.as_dict(), "host": host.name})
+            return 1 if planned.plan.remaining else 0
+        nothing = planned.plan.empty and not planned.state["patches"]
+        if not (planned.done or nothing or console.confirm(f"apply this to {host.name}?", yes=yes)):
+            raise UsageError("nothing was changed", host=host.name, tried="a question on the terminal",
+                             hint="answer y, or pass --yes where there is no terminal")
+        done = patch.apply(host, planned, force=force, agent=agent, on_event=_phases(session))
+    return changes.outcome(console, host.name, {**done.as_dict(), "done": planned.done})
+
+
+def _phases(session: Session) -> Any:
+    def tell(event: dict[str, Any]) -> None:
+        if event.get("event") == "phase":
+            session.console.note(f"{event['phase']} ...")
+    return tell
+
+
+def statuses(session: Session, run: str | None, *, watch: bool, limit: int) -> int:
+    """One run in detail, or an overview of several hosts; kept up to date with ``watch``."""
+    from remoteops import logs, runs
+    from remoteops.console import status as views
+    from remoteops.console.live import LiveView
+    hosts = session.hosts
+    targets = [logs.Target(host, run) for host in hosts]
+    what = logs.What(log=False, status=True)
+    if watch and len(hosts) == 1:
+        with LiveView(session.console, hosts[0].name) as view:
+            return logs.follow(targets, view, what).exit_code
+    if watch:
+        with views.StatusTable(session.console, targets) as table:
+            return logs.follow(targets, table, what).exit_code
+    if len(hosts) == 1:
+        return views.show(session.console, runs.status(hosts[0], run))
+    return views.overview(session.console, runs.overview(hosts, limit=limit))
+
+
+def following(session: Session, run: str | None, *, lines: str, no_follow: bool, since: str, grep: str | None,
+              ignore_case: bool, raw: bool) -> int:
+    """Show a log and go on with it until the run is over."""
+    from remoteops import logs
+    from remoteops.console.logview import LogView
+    targets = [logs.Target(host, run) for host in session.hosts]
+    at, ago = _moment(since)
+    what = logs.What(lines=_lines(lines), since=at, since_ago=ago, grep=grep, ignore_case=ignore_case, follow=not no_follow)
+    return logs.follow(targets, LogView(session.console, targets, raw=raw), what).exit_code
+
+
+def stopping(session: Session, run: str | None, *, leftovers: bool, yes: bool, grace: float) -> int:
+    """Ask, then stop a run, or end what earlier runs left behind."""
+    from remoteops import runs
+    from remoteops.console import status as views
+    host, console = session.host, session.console
+    if leftovers:
+        found = runs.leftovers(host)
+        if not found["leftovers"]:
+            return views.leftovers(console, found)
+        if not console.json:
+            views.leftovers(console, found)
+        _ask(session, f"end these on {host.name}?", yes)
+        return views.leftovers(console, runs.stop_leftovers(host, grace=grace))
+    now = runs.status(host, run)
+    if now["state"] not in ("done", "failed", "stopped", "lost"):
+        _ask(session, f"stop {now['run']} on {host.name} ({now['state']})?", yes)
+    return views.stopped(console, runs.stop(host, now["run"], grace=grace))
+
+
+def _ask(session: Session, question: str, yes: bool) -> None:
+    if not session.console.confirm(question, yes=yes):
+        raise UsageError("nothing was stopped", tried="a question on the terminal",
+                         hint="answer y, or pass --yes where there is no terminal")
+
+
+def _lines(text: str) -> int | None:
+    if text == "all":
+        return None
+    if text.isdigit():
+        return int(text)
+    raise UsageError(f"--lines takes a number or 'all', not '{text}'")
+
+
+def _moment(text: str) -> tuple[float | None, float | None]:
+    """``--since``: '90s', '15m', '2h', '1d' ago, or a local time '14:05', '2026-11-30 14:05'. Returns (unix time, seconds ago)."""
+    import datetime
+    import re
+    if not text:
+        return None, None
+    if ago := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text):
+        return None, float(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[ago[2]]
+    today = datetime.datetime.now().astimezone()
+    try:
+        if re.fullmatch(r"\d{1,2}:\d{2}(:\d{2})?", text):
+            moment = datetime.datetime.combine(today.date(), datetime.time.fromisoformat(text.zfill(5)), today.tzinfo)
+        else:
+            moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--since does not understand '{text}'", hint="15m, 2h, 14:05 or 2026-11-30T14:05") from None
+    return moment.timestamp(), None
