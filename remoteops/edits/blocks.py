@@ -12,7 +12,7 @@ from remoteops.edits.anchors import Args
 from remoteops.edits.source import Source, Splice
 from remoteops.errors import UsageError
 
-__all__ = ["insert_after", "insert_before", "replace_function", "replace_statement"]
+__all__ = ["drop_statement", "insert_after", "insert_before", "insert_method", "replace_function", "replace_statement"]
 
 Bound = dict[str, cst.CSTNode]
 
@@ -66,6 +66,53 @@ def replace_function(source: Source, args: Args) -> list[Splice]:
         start = last + len(source.data[last : source.place(node.name).start]) - len(
             source.data[last : source.place(node.name).start].lstrip())
     return [Splice(start, end, _code(source, args["code"], {}, source.indent(start)))]
+
+
+def drop_statement(source: Source, args: Args) -> list[Splice]:
+    """``statement`` (pattern of one simple statement): take it out, with its line; its comment stays.
+
+    Nothing to take out is nothing to do, as long as the scope is there.
+    """
+    found = anchors.statements(source, args, args["statement"])
+    if not found:
+        inside = anchors.within(source, args)
+        if not any(inside(node) for node in source.nodes()):
+            raise source.refuse(f"found no {args['scope']}")
+        return []
+    node, _ = _chosen(source, args, found)
+    start, end = _extent(source, node)
+    if len(_siblings(source, node)) == 1:
+        return [Splice(start, end, "pass")]
+    line_start, line_end = source.line_start(start), source.line_end(end)
+    rest = source.slice(end, line_end)
+    if rest.strip() or source.slice(line_start, start).strip() or line_end == len(source.data):
+        return [Splice(start, end + len(rest) - len(rest.lstrip()) if rest.strip() else end, "" if rest.strip() else "pass")]
+    newline = 2 if source.data[line_end : line_end + 2] == b"\r\n" else 1
+    return [Splice(line_start, line_end + newline, "")]
+
+
+def insert_method(source: Source, args: Args) -> list[Splice]:
+    """``class`` (qualified name), ``code`` (one definition): add the method at the end of the class."""
+    name = args["class"]
+    scope, _, short = name.rpartition(".")
+    found = [node for node in source.nodes()
+             if isinstance(node, cst.ClassDef) and node.name.value == short and source.scopes[node] == scope]
+    node = anchors.one(source, {}, found, f"class {name}")
+    wanted = patterns.statement(args["code"])
+    if not isinstance(wanted, cst.FunctionDef):
+        raise UsageError("insert-method needs one definition", tried="read a recipe")
+    body = list(node.body.body)
+    if not isinstance(node.body, cst.IndentedBlock) or not body:
+        raise source.refuse(f"class {name} has its body on one line", at=source.place(node).start)
+    for method in body:
+        if isinstance(method, cst.FunctionDef) and method.name.value == wanted.name.value:
+            if patterns.same(wanted, method):
+                return []
+            raise source.refuse(f"class {name} has another {wanted.name.value}()", at=source.place(method).start)
+    start, _ = _extent(source, body[-1])
+    end = source.line_end(_extent(source, body[-1])[1])
+    indent = source.indent(start)
+    return [Splice(end, end, f"{source.newline}{source.newline}{indent}{_code(source, args['code'], {}, indent)}")]
 
 
 def _insert(source: Source, args: Args, *, after: bool) -> list[Splice]:

@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 
 import libcst as cst
 
-from remoteops.edits.blocks import insert_after, insert_before, replace_function, replace_statement
+from remoteops.edits.blocks import (
+    drop_statement,
+    insert_after,
+    insert_before,
+    insert_method,
+    replace_function,
+    replace_statement,
+)
 from remoteops.edits.calls import add_keyword, drop_keyword, rename_keyword
 from remoteops.edits.names import rename_attribute, rename_import, replace_expression
 from remoteops.edits.source import Source, Splice, decode, encode
@@ -29,6 +36,8 @@ KINDS: dict[str, Callable[[Source, Request], list[Splice]]] = {
     "insert-before": insert_before,
     "insert-after": insert_after,
     "replace-function": replace_function,
+    "insert-method": insert_method,
+    "drop-statement": drop_statement,
 }
 
 

@@ -1,6 +1,7 @@
 """Code patterns with holes: ``$result[0]`` matches any subscript by 0 and binds what stands before it.
 
-A pattern is Python with ``$name`` where any expression may stand. The same hole twice must match the same code.
+A pattern is Python with ``$name`` where any expression may stand. The same hole twice must match the same code. A block
+that is only ``...`` matches any block.
 White space, comments, parentheses and quotes do not count.
 """
 
@@ -71,6 +72,8 @@ def _match(pattern: cst.CSTNode, node: cst.CSTNode, bound: dict[str, cst.CSTNode
             return False
         bound[name] = node
         return True
+    if _any_block(pattern) and isinstance(node, cst.BaseSuite):
+        return True
     if type(pattern) is not type(node):
         return False
     if isinstance(pattern, cst.SimpleString) and isinstance(node, cst.SimpleString):
@@ -82,6 +85,14 @@ def _match(pattern: cst.CSTNode, node: cst.CSTNode, bound: dict[str, cst.CSTNode
         if not _match_value(ours, theirs, bound):
             return False
     return True
+
+
+def _any_block(pattern: cst.CSTNode) -> bool:
+    if not isinstance(pattern, cst.IndentedBlock) or len(pattern.body) != 1:
+        return False
+    line = pattern.body[0]
+    return (isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 and isinstance(line.body[0], cst.Expr)
+            and isinstance(line.body[0].value, cst.Ellipsis))
 
 
 def _match_value(ours: object, theirs: object, bound: dict[str, cst.CSTNode]) -> bool:
