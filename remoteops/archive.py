@@ -1,4 +1,5 @@
 """The agent as one file: a zip archive whose name depends only on the sources in it."""
+
 from __future__ import annotations
 
 import functools

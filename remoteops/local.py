@@ -1,4 +1,5 @@
 """A process on this machine, with the shape of one on a host."""
+
 from __future__ import annotations
 
 import os
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
 _CHUNK = 256 * 1024  # bytes a read
-_AHEAD = 16          # reads that may wait for the consumer
+_AHEAD = 16  # reads that may wait for the consumer
 
 
 class LocalProcess:
@@ -20,24 +21,46 @@ class LocalProcess:
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], sudo_user: str | None = None) -> None:
         words = list(argv)
         if sudo_user:
-            words = ["sudo", "-n", "-H", "-u", sudo_user, "--", "env", *(f"{name}={value}" for name, value in env.items()), *words]
+            words = [
+                "sudo",
+                "-n",
+                "-H",
+                "-u",
+                sudo_user,
+                "--",
+                "env",
+                *(f"{name}={value}" for name, value in env.items()),
+                *words,
+            ]
         self._spawn_error: OSError | None = None
         try:
-            self._child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                           env={**os.environ, **env}, start_new_session=True)
+            self._child = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={**os.environ, **env},
+                start_new_session=True,
+            )
         except OSError as error:
             # As a shell would: a command that cannot be started is a status and a line on stderr.
             status = 127 if isinstance(error, FileNotFoundError) else 126
             text = f"{words[0]}: {error.strerror}"
-            self._child = subprocess.Popen(["/bin/sh", "-c", 'printf "%s\\n" "$1" >&2; exit "$2"', "sh", text, str(status)],
-                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                           start_new_session=True)
+            self._child = subprocess.Popen(
+                ["/bin/sh", "-c", 'printf "%s\\n" "$1" >&2; exit "$2"', "sh", text, str(status)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
         self._queue: queue.Queue[tuple[int, bytes]] = queue.Queue(_AHEAD)
         self._open = 2
         self._closing = False
         assert self._child.stdout is not None and self._child.stderr is not None
-        self._threads = [threading.Thread(target=self._pump, args=(index, stream), name="remoteops-local", daemon=True)
-                         for index, stream in enumerate((self._child.stdout, self._child.stderr))]
+        self._threads = [
+            threading.Thread(target=self._pump, args=(index, stream), name="remoteops-local", daemon=True)
+            for index, stream in enumerate((self._child.stdout, self._child.stderr))
+        ]
         for thread in self._threads:
             thread.start()
 

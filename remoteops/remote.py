@@ -1,4 +1,5 @@
 """Agent: the operator's end of the door. Ships the agent's archive once, calls its verbs, yields their events."""
+
 from __future__ import annotations
 
 import contextlib
@@ -28,8 +29,8 @@ Event = dict[str, Any]
 Request = Mapping[str, Any]
 
 MAX_EVENT = 32 * 1024 * 1024  # bytes of one event's line
-MAX_VALUES = 4_000_000        # values in one event: JSON grows about twentyfold in memory
-WATCH = 60.0                  # seconds without a sign of life after which the agent takes the operator for gone
+MAX_VALUES = 4_000_000  # values in one event: JSON grows about twentyfold in memory
+WATCH = 60.0  # seconds without a sign of life after which the agent takes the operator for gone
 RETRY_PAUSES = (0.5, 2.0, 5.0)  # seconds before a repeatable verb is asked again on a new connection
 _STDERR = 16 * 1024
 
@@ -98,8 +99,14 @@ class Agent:
         assert self._python is not None
         return self._python
 
-    def call(self, verb: str, request: Request, *, on_event: Callable[[Event], None] | None = None,
-             timeout: float | None = None) -> dict[str, Any]:
+    def call(
+        self,
+        verb: str,
+        request: Request,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
         """Run a verb to its end; gives its result's data. Raises what the agent reports, or a LinkError.
 
         A verb of READS is asked again on a new connection when this one is lost (at most three times).
@@ -113,8 +120,9 @@ class Agent:
                 self._renew(pause)
         raise AssertionError("unreachable")
 
-    def _call_once(self, verb: str, request: Request, on_event: Callable[[Event], None] | None,
-                   timeout: float | None) -> dict[str, Any]:
+    def _call_once(
+        self, verb: str, request: Request, on_event: Callable[[Event], None] | None, timeout: float | None
+    ) -> dict[str, Any]:
         events = self.stream(verb, request, timeout=timeout)
         try:
             for event in events:
@@ -134,14 +142,29 @@ class Agent:
         try:
             self.link = self._reconnect()
         except (Unreachable, LinkTimeout) as error:
-            raise ConnectionLost(f"the connection was lost and could not be opened again: {error.message}", host=self.host.name,
-                                 tried=error.tried, hint=error.hint) from None
+            raise ConnectionLost(
+                f"the connection was lost and could not be opened again: {error.message}",
+                host=self.host.name,
+                tried=error.tried,
+                hint=error.hint,
+            ) from None
 
     def stream(self, verb: str, request: Request, *, timeout: float | None = None) -> Iterator[Event]:
         """Every event of a verb, the result too. Raises on an error event, and ConnectionLost when the stream ends
         without either. Closing the iterator ends the verb on the host (see agent/protocol.py)."""
-        body = json.dumps({"protocol": PROTOCOL, "watch": WATCH, "state_dir": self.host.state_dir, "cache_dir": self.host.cache_dir,
-                           "venv": self.host.venv, **request}).encode("ascii") + b"\n"
+        body = (
+            json.dumps(
+                {
+                    "protocol": PROTOCOL,
+                    "watch": WATCH,
+                    "state_dir": self.host.state_dir,
+                    "cache_dir": self.host.cache_dir,
+                    "venv": self.host.venv,
+                    **request,
+                }
+            ).encode("ascii")
+            + b"\n"
+        )
         deadline = None if timeout is None else time.monotonic() + timeout
         for attempt in ("as known", "afresh", "shipped again"):
             if attempt == "shipped again":
@@ -156,8 +179,12 @@ class Agent:
                 outcome = yield from self._attempt(verb, body, deadline)
                 if outcome is None:
                     return
-        raise AgentCrashed(f"the agent does not start: {outcome}", host=self.host.name, tried=f"{self._python} {self._path} {verb}",
-                           hint="does that interpreter run at all on the host?")
+        raise AgentCrashed(
+            f"the agent does not start: {outcome}",
+            host=self.host.name,
+            tried=f"{self._python} {self._path} {verb}",
+            hint="does that interpreter run at all on the host?",
+        )
 
     def _attempt(self, verb: str, body: bytes, deadline: float | None) -> Iterator[Event]:
         """One start of the verb. Returns None after its end, or in words why it did not start."""
@@ -195,17 +222,38 @@ class Agent:
         said = errors.decode("utf-8", "replace").strip()
         if not started and process.exit_signal is None:
             return f"status {process.exit_status}" + (f": {said.splitlines()[-1][:300]}" if said else "")
-        ending = f"was killed by SIG{process.exit_signal}" if process.exit_signal else f"ended with status {process.exit_status}"
-        raise ConnectionLost(f"the agent {ending} without an answer", host=self.host.name, tried=verb, stderr=said[-4000:],
-                             hint="memory may have run out on the host, or somebody stopped it; ask again")
+        ending = (
+            f"was killed by SIG{process.exit_signal}"
+            if process.exit_signal
+            else f"ended with status {process.exit_status}"
+        )
+        raise ConnectionLost(
+            f"the agent {ending} without an answer",
+            host=self.host.name,
+            tried=verb,
+            stderr=said[-4000:],
+            hint="memory may have run out on the host, or somebody stopped it; ask again",
+        )
 
     def _start(self, verb: str) -> Process:
         if self._python is not None and self._path is not None:
             return self.link.start([self._python, "-I", "-X", "utf8", self._path, verb])
         host = self.host
         venv_python = f"{host.venv}/bin/python" if host.venv else ""
-        return self.link.start(["sh", "-c", _START, "sh", self._archive.name, verb, host.python or "", venv_python, host.cache_dir,
-                                *_OTHER_FOLDERS])
+        return self.link.start(
+            [
+                "sh",
+                "-c",
+                _START,
+                "sh",
+                self._archive.name,
+                verb,
+                host.python or "",
+                venv_python,
+                host.cache_dir,
+                *_OTHER_FOLDERS,
+            ]
+        )
 
     @staticmethod
     def _tick(process: Process) -> None:
@@ -219,7 +267,11 @@ class Agent:
         while True:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise LinkTimeout("the agent did not finish in time", host=self.host.name, hint="the host may be overloaded; try again")
+                raise LinkTimeout(
+                    "the agent did not finish in time",
+                    host=self.host.name,
+                    hint="the host may be overloaded; try again",
+                )
             got = process.read(left)
             if got is None:
                 return
@@ -232,8 +284,11 @@ class Agent:
                 pending.append(head)
                 size += len(head)
                 if size > MAX_EVENT:
-                    raise AgentCrashed(f"the host sent an event of more than {MAX_EVENT >> 20} MiB", host=self.host.name,
-                                       hint="do not trust this host's answers")
+                    raise AgentCrashed(
+                        f"the host sent an event of more than {MAX_EVENT >> 20} MiB",
+                        host=self.host.name,
+                        hint="do not trust this host's answers",
+                    )
                 if newline:
                     line = b"".join(pending)
                     pending, size = [], 0
@@ -249,16 +304,22 @@ class Agent:
                 raise ValueError("no event")
         except (ValueError, RecursionError) as error:
             shown = line[:200].decode("utf-8", "replace")
-            raise AgentCrashed(f"the host sent something that is no event ({error}): {shown!r}", host=self.host.name,
-                               hint="another program may print on the agent's stdout, or the host is not to be trusted") from None
+            raise AgentCrashed(
+                f"the host sent something that is no event ({error}): {shown!r}",
+                host=self.host.name,
+                hint="another program may print on the agent's stdout, or the host is not to be trusted",
+            ) from None
         return event
 
     def _error(self, event: Event) -> RemoteOpsError:
         """The agent's error as ours. Nothing in it is trusted to have the right type."""
         data = event.get("data")
         error = by_kind(str(event.get("kind")))(
-            str(event.get("message", ""))[:4000], host=self.host.name, tried=str(event.get("tried") or "")[:4000],
-            hint=str(event.get("hint") or "")[:4000])
+            str(event.get("message", ""))[:4000],
+            host=self.host.name,
+            tried=str(event.get("tried") or "")[:4000],
+            hint=str(event.get("hint") or "")[:4000],
+        )
         error.data = data if isinstance(data, dict) else {}
         return error
 
@@ -266,9 +327,13 @@ class Agent:
         named = self.host.python
         said = errors.decode("utf-8", "replace").strip()
         return NoInterpreter(
-            f"{named} does not run, or is older than Python 3.9" if named else "there is no Python 3.9 or newer on the host",
-            host=self.host.name, tried=(named or _SEARCHED) + (f"; {said[-500:]}" if said else ""),
-            hint="set `python:` of this host in the inventory to an absolute path (a venv's bin/python will do)")
+            f"{named} does not run, or is older than Python 3.9"
+            if named
+            else "there is no Python 3.9 or newer on the host",
+            host=self.host.name,
+            tried=(named or _SEARCHED) + (f"; {said[-500:]}" if said else ""),
+            hint="set `python:` of this host in the inventory to an absolute path (a venv's bin/python will do)",
+        )
 
     def _ship(self) -> None:
         """Put the archive on the host: into the cache folder, or where else this user can write."""
@@ -290,8 +355,12 @@ class Agent:
                 return
             except (TransferFailed, DiskTooSmall) as error:
                 tried.append(f"{path}: {error.message}")
-        raise TransferFailed("the agent finds no folder to lie in", host=self.host.name, tried="; ".join(tried),
-                             hint="set cache_dir of this host in the inventory to a folder that its user can write")
+        raise TransferFailed(
+            "the agent finds no folder to lie in",
+            host=self.host.name,
+            tried="; ".join(tried),
+            hint="set cache_dir of this host in the inventory to a folder that its user can write",
+        )
 
 
 @contextlib.contextmanager

@@ -5,11 +5,13 @@
 
 Every connection of remoteops is opened here (or in ssh/dial.py, below it): there is no other door.
 """
+
 from __future__ import annotations
 
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,15 @@ from typing import Any, Self
 
 import paramiko
 
-from remoteops.errors import CommandFailed, ConnectionLost, LinkError, LinkTimeout, SessionRefused, Unreachable, UsageError
+from remoteops.errors import (
+    CommandFailed,
+    ConnectionLost,
+    LinkError,
+    LinkTimeout,
+    SessionRefused,
+    Unreachable,
+    UsageError,
+)
 from remoteops.local import LocalProcess
 from remoteops.ssh import transfer
 from remoteops.ssh.dial import Dialled, describe, dial
@@ -38,7 +48,7 @@ from remoteops.ssh.wire import WINDOW, Heartbeat, LinkTransport
 HEAD = 1024 * 1024  # bytes of stdout kept from its beginning
 TAIL = 1024 * 1024  # bytes of stdout kept from its end
 STDERR = 64 * 1024  # bytes of stderr kept from its end
-BUSY_TRIES = 6      # connections to an sshd that drops logins (MaxStartups) before giving up
+BUSY_TRIES = 6  # connections to an sshd that drops logins (MaxStartups) before giving up
 Sink = Callable[[bytes], None]
 Progress = Callable[[int, int], None]
 
@@ -76,12 +86,22 @@ class BaseLink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
-    def exec(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", env: Mapping[str, str] | None = None,
-             on_stdout: Sink | None = None, on_stderr: Sink | None = None, timeout: float | None = None,
-             check: bool = True) -> Completed:
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | Iterable[bytes] = b"",
+        env: Mapping[str, str] | None = None,
+        on_stdout: Sink | None = None,
+        on_stderr: Sink | None = None,
+        timeout: float | None = None,
+        check: bool = True,
+    ) -> Completed:
         """Run a command and wait for it.
 
         Parameters: ``argv`` goes to the host word by word (no shell reads it), ``env`` is added to its environment,
@@ -97,8 +117,13 @@ class BaseLink:
             while True:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise LinkTimeout(f"`{argv[0]}` did not end within {timeout:g} s", host=self.host.name, tried=" ".join(argv)[:500],
-                                      hint="it may still run on the host", stderr=err.value().decode("utf-8", "replace"))
+                    raise LinkTimeout(
+                        f"`{argv[0]}` did not end within {timeout:g} s",
+                        host=self.host.name,
+                        tried=" ".join(argv)[:500],
+                        hint="it may still run on the host",
+                        stderr=err.value().decode("utf-8", "replace"),
+                    )
                 got = process.read(left)
                 if got is None:
                     break
@@ -186,6 +211,7 @@ class Link(BaseLink):
         self._sessions = threading.Condition()
         self._open = 0
         self._closed = False
+        self.opened_by = threading.get_ident()
 
     @property
     def transport(self) -> LinkTransport:
@@ -206,11 +232,18 @@ class Link(BaseLink):
             if not self._transport.is_active():
                 raise self._lost()
             if agreed is None:
-                raise LinkTimeout("the host did not answer the request for a command", host=self.host.name,
-                                  hint="sshd may be overloaded; try again")
+                raise LinkTimeout(
+                    "the host did not answer the request for a command",
+                    host=self.host.name,
+                    hint="sshd may be overloaded; try again",
+                )
             if not agreed:
-                raise SessionRefused("the host refuses to run commands for this user", host=self.host.name, tried="an exec request",
-                                     hint="its sshd may allow sftp only (ForceCommand); remoteops needs commands")
+                raise SessionRefused(
+                    "the host refuses to run commands for this user",
+                    host=self.host.name,
+                    tried="an exec request",
+                    hint="its sshd may allow sftp only (ForceCommand); remoteops needs commands",
+                )
             process.send(line.encode("utf-8", "surrogateescape"))
         except BaseException:
             process.close()
@@ -230,15 +263,21 @@ class Link(BaseLink):
                 with self._sessions:
                     left = deadline - time.monotonic()
                     if left <= 0 or (self._open == 0 and left < limit - 1):
-                        raise SessionRefused(f"the host opens no session: {error.text or error}", host=self.host.name,
-                                             tried=f"{self._open} open on this connection, waited {limit - max(left, 0):.0f} s",
-                                             hint="MaxSessions in the host's sshd_config may be too small") from None
+                        raise SessionRefused(
+                            f"the host opens no session: {error.text or error}",
+                            host=self.host.name,
+                            tried=f"{self._open} open on this connection, waited {limit - max(left, 0):.0f} s",
+                            hint="MaxSessions in the host's sshd_config may be too small",
+                        ) from None
                     self._sessions.wait(min(left, 0.2))
                 continue
             except (paramiko.SSHException, EOFError, OSError) as error:
                 if self._transport.is_active() and "Timeout" in str(error):
-                    raise LinkTimeout(f"the host opened no session within {limit:g} s", host=self.host.name,
-                                      hint="sshd may be overloaded or frozen; try again") from None
+                    raise LinkTimeout(
+                        f"the host opened no session within {limit:g} s",
+                        host=self.host.name,
+                        hint="sshd may be overloaded or frozen; try again",
+                    ) from None
                 raise self._lost() from None
             with self._sessions:
                 self._open += 1
@@ -254,14 +293,27 @@ class Link(BaseLink):
         if self._closed:
             reason = "this side closed it"
         elif self._transport.is_active():
-            return ConnectionLost("the host closed the session before its command ended", host=self.host.name,
-                                  tried=self.description, hint="somebody may have ended the session; try again")
+            return ConnectionLost(
+                "the host closed the session before its command ended",
+                host=self.host.name,
+                tried=self.description,
+                hint="somebody may have ended the session; try again",
+            )
         else:
             error = self._transport.saved_exception
             proxy = next((said for proxy in self._dialled.proxies if (said := proxy.said())), "")
-            reason = self._heartbeat.reason or (f"the proxy command {proxy}" if proxy else "") or str(error or "") or "it was closed by the host"
-        return ConnectionLost(f"the connection was lost: {reason}", host=self.host.name, tried=self.description,
-                              hint="a run on the host goes on without it; ask again when the network is back")
+            reason = (
+                self._heartbeat.reason
+                or (f"the proxy command {proxy}" if proxy else "")
+                or str(error or "")
+                or "it was closed by the host"
+            )
+        return ConnectionLost(
+            f"the connection was lost: {reason}",
+            host=self.host.name,
+            tried=self.description,
+            hint="a run on the host goes on without it; ask again when the network is back",
+        )
 
     def _check_started(self, argv: Sequence[str], process: Process) -> None:
         if isinstance(process, RemoteProcess) and not process.started:
@@ -271,11 +323,18 @@ class Link(BaseLink):
         said = process.not_started().decode("utf-8", "replace").strip()
         what = "sudo" if self.host.sudo_user else "the login shell"
         return CommandFailed(
-            f"{what} ended (status {process.exit_status}) before it ran anything" + (f": {said[-300:]}" if said else ""),
-            host=self.host.name, tried=" ".join(argv)[:500], argv=list(argv), exit_status=process.exit_status,
-            exit_signal=process.exit_signal, stderr=said,
+            f"{what} ended (status {process.exit_status}) before it ran anything"
+            + (f": {said[-300:]}" if said else ""),
+            host=self.host.name,
+            tried=" ".join(argv)[:500],
+            argv=list(argv),
+            exit_status=process.exit_status,
+            exit_signal=process.exit_signal,
+            stderr=said,
             hint=f"`sudo -n -u {self.host.sudo_user} true` must work on the host without a password (NOPASSWD in sudoers)"
-            if self.host.sudo_user else "look at the account's shell and rc files on the host")
+            if self.host.sudo_user
+            else "look at the account's shell and rc files on the host",
+        )
 
     def every_while(self, tick: Callable[[], None]) -> Callable[[], None]:
         self._heartbeat.ticks.add(tick)
@@ -318,9 +377,25 @@ def connect(host: Any) -> Link | LocalLink:
     route = resolve(host)
     for attempt in range(1, BUSY_TRIES + 1):
         try:
-            return Link(host, route, dial(route))
-        except Unreachable as error:
-            if not error.data.get("early") or attempt == BUSY_TRIES:
-                raise
-            time.sleep(random.uniform(0.1, 0.25) * 2 ** (attempt - 1))
+            link = Link(host, route, dial(route))
+        except LinkError as error:
+            if isinstance(error, Unreachable) and error.data.get("early") and attempt < BUSY_TRIES:
+                time.sleep(random.uniform(0.1, 0.25) * 2 ** (attempt - 1))
+                continue
+            if route.notices:
+                # What we could not carry out of ssh_config may be the reason.
+                error.hint = "; ".join(part for part in (error.hint, "note: " + "; ".join(route.notices)) if part)
+            raise
+        _opened.add(link)
+        return link
     raise AssertionError("unreachable")
+
+
+_opened: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+def close_links_of(threads: set[int]) -> None:
+    """Close the links that these threads opened, so that whoever waits on one is let go (Ctrl-C)."""
+    for link in list(_opened):
+        if link.opened_by in threads:
+            link.close()

@@ -3,6 +3,7 @@
 Works as root (which needs /run/sshd) and as a plain user. Nothing of the user's ~/.ssh or of the system's sshd is read
 or written.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -24,8 +25,11 @@ KEYGEN = shutil.which("ssh-keygen")
 
 def keygen(path: Path, kind: str = "ed25519", passphrase: str = "", *extra: str) -> Path:
     """A new key pair at ``path`` and ``path``.pub."""
-    subprocess.run([KEYGEN or "ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path), *extra], check=True,
-                   stdin=subprocess.DEVNULL)
+    subprocess.run(
+        [KEYGEN or "ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path), *extra],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
     return path
 
 
@@ -69,9 +73,16 @@ class Sshd:
         from remoteops.inventory import Host
 
         fields: dict[str, Any] = {
-            "name": name, "connect": "ssh", "address": self.address, "port": self.port, "user": self.user,
-            "identity_files": (str(self.user_key),), "known_hosts": (str(self.known_hosts),), "ssh_config": os.devnull,
-            "cache_dir": str(self.home / ".cache/remoteops"), "state_dir": str(self.home / ".local/state/remoteops"),
+            "name": name,
+            "connect": "ssh",
+            "address": self.address,
+            "port": self.port,
+            "user": self.user,
+            "identity_files": (str(self.user_key),),
+            "known_hosts": (str(self.known_hosts),),
+            "ssh_config": os.devnull,
+            "cache_dir": str(self.home / ".cache/remoteops"),
+            "state_dir": str(self.home / ".local/state/remoteops"),
         }
         return Host(**{**fields, **changes})
 
@@ -109,8 +120,17 @@ class Sshd:
         return self.log.read_text(errors="replace")
 
 
-def start(folder: Path, *, options: Sequence[str] = (), address: str = "127.0.0.1", port: int | None = None, user: str | None = None,
-          host_key: Path | None = None, known: bool = True, environment: dict[str, str] | None = None) -> Sshd:
+def start(
+    folder: Path,
+    *,
+    options: Sequence[str] = (),
+    address: str = "127.0.0.1",
+    port: int | None = None,
+    user: str | None = None,
+    host_key: Path | None = None,
+    known: bool = True,
+    environment: dict[str, str] | None = None,
+) -> Sshd:
     """Start a server in ``folder``. ``options`` are sshd_config lines; they win over the defaults here."""
     if SSHD is None or KEYGEN is None:
         raise RuntimeError("no sshd or ssh-keygen on this machine")
@@ -135,15 +155,42 @@ def start(folder: Path, *, options: Sequence[str] = (), address: str = "127.0.0.
         chosen = port or free_port(address)
         config = folder / "sshd_config"
         # sshd takes the first value of an option: the test's own come first.
-        setenv = " ".join(f'"{name}={value}"' for name, value in {"HOME": str(folder / "home"), **(environment or {})}.items())
-        config.write_text("\n".join([
-            *options, f"Port {chosen}", f"ListenAddress {address}", f"HostKey {own_key}", f"PidFile {folder / 'sshd.pid'}",
-            f"AuthorizedKeysFile {authorized}", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "UsePAM no",
-            "StrictModes no", "Subsystem sftp internal-sftp", "MaxStartups 200:30:400", "MaxSessions 100", "PermitRootLogin yes",
-            "LogLevel VERBOSE", "PrintMotd no", f"SetEnv {setenv}", "AcceptEnv LAB_*", ""]))
+        setenv = " ".join(
+            f'"{name}={value}"' for name, value in {"HOME": str(folder / "home"), **(environment or {})}.items()
+        )
+        config.write_text(
+            "\n".join(
+                [
+                    *options,
+                    f"Port {chosen}",
+                    f"ListenAddress {address}",
+                    f"HostKey {own_key}",
+                    f"PidFile {folder / 'sshd.pid'}",
+                    f"AuthorizedKeysFile {authorized}",
+                    "PasswordAuthentication no",
+                    "KbdInteractiveAuthentication no",
+                    "UsePAM no",
+                    "StrictModes no",
+                    "Subsystem sftp internal-sftp",
+                    "MaxStartups 200:30:400",
+                    "MaxSessions 100",
+                    "PermitRootLogin yes",
+                    "LogLevel VERBOSE",
+                    "PrintMotd no",
+                    f"SetEnv {setenv}",
+                    "AcceptEnv LAB_*",
+                    "",
+                ]
+            )
+        )
         with log.open("ab") as stream:
-            process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
-                                       start_new_session=True)
+            process = subprocess.Popen(
+                [SSHD, "-D", "-e", "-f", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
         if _listens(process, address, chosen):
             break
         process.kill()

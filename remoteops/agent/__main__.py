@@ -1,4 +1,5 @@
 """Runs one verb: ``python3 -I agent-<hash>.pyz VERB`` with the request on stdin and events on stdout."""
+
 from __future__ import annotations
 
 import importlib
@@ -79,8 +80,14 @@ def main(argv: List[str]) -> int:
     except KeyboardInterrupt:
         emit(ERROR, kind="Interrupted", message="interrupted", tried="", hint="", data={})
     except Exception as error:  # noqa: BLE001 - the door: whatever happens leaves as one typed event
-        emit(ERROR, kind="AgentCrashed", message="%s: %s" % (type(error).__name__, error), tried="verb %s" % " ".join(argv),
-             hint="this is a defect of remoteops; the traceback is in data", data={"traceback": traceback.format_exc()})
+        emit(
+            ERROR,
+            kind="AgentCrashed",
+            message="%s: %s" % (type(error).__name__, error),
+            tried="verb %s" % " ".join(argv),
+            hint="this is a defect of remoteops; the traceback is in data",
+            data={"traceback": traceback.format_exc()},
+        )
     return 1
 
 

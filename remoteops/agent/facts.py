@@ -1,4 +1,5 @@
 """What is on this host: interpreter, user, memory, disks, GPUs and who uses them, the venv and its packages."""
+
 from __future__ import annotations
 
 import getpass
@@ -13,14 +14,31 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from remoteops.agent.protocol import Emitter
 
-_GPU_FIELDS = ("index", "uuid", "name", "memory.total", "memory.used", "utilization.gpu", "driver_version", "compute_cap")
+_GPU_FIELDS = (
+    "index",
+    "uuid",
+    "name",
+    "memory.total",
+    "memory.used",
+    "utilization.gpu",
+    "driver_version",
+    "compute_cap",
+)
 _TIMEOUT = 20  # seconds for nvidia-smi: on a host with a broken driver it can hang
 
 
 def hello(request: Dict[str, Any], emit: Emitter) -> Dict[str, Any]:
     """Who answers: {"python", "executable", "platform", "user", "host", "home", "archive", "pid"}."""
-    return {"python": platform.python_version(), "executable": sys.executable, "platform": sys.platform,
-            "user": _user(), "host": socket.gethostname(), "home": os.path.expanduser("~"), "archive": sys.argv[0], "pid": os.getpid()}
+    return {
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "platform": sys.platform,
+        "user": _user(),
+        "host": socket.gethostname(),
+        "home": os.path.expanduser("~"),
+        "archive": sys.argv[0],
+        "pid": os.getpid(),
+    }
 
 
 def facts(request: Dict[str, Any], emit: Emitter) -> Dict[str, Any]:
@@ -30,10 +48,17 @@ def facts(request: Dict[str, Any], emit: Emitter) -> Dict[str, Any]:
     list; without it all). Sizes are bytes.
     """
     paths = [request.get("state_dir"), request.get("cache_dir"), *(request.get("paths") or [])]
-    return {**hello(request, emit), "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "memory": memory(), "disks": [disk(path) for path in paths if path], "gpus": gpus(),
-            "venv": venv(request.get("venv"), request.get("packages")), "kernel": platform.release(), "libc": "-".join(platform.libc_ver()),
-            "encoding": sys.getfilesystemencoding()}
+    return {
+        **hello(request, emit),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory": memory(),
+        "disks": [disk(path) for path in paths if path],
+        "gpus": gpus(),
+        "venv": venv(request.get("venv"), request.get("packages")),
+        "kernel": platform.release(),
+        "libc": "-".join(platform.libc_ver()),
+        "encoding": sys.getfilesystemencoding(),
+    }
 
 
 def _user() -> str:
@@ -71,13 +96,22 @@ def disk(path: str) -> Dict[str, Any]:
         values = os.statvfs(real)
     except OSError as error:
         return {"path": asked, "error": str(error)}
-    return {"path": asked, "exists": real == asked, "free": values.f_bavail * values.f_frsize, "total": values.f_blocks * values.f_frsize,
-            "inodes_free": values.f_favail, "writable": os.access(real, os.W_OK), "read_only": bool(values.f_flag & os.ST_RDONLY)}
+    return {
+        "path": asked,
+        "exists": real == asked,
+        "free": values.f_bavail * values.f_frsize,
+        "total": values.f_blocks * values.f_frsize,
+        "inodes_free": values.f_favail,
+        "writable": os.access(real, os.W_OK),
+        "read_only": bool(values.f_flag & os.ST_RDONLY),
+    }
 
 
 def gpus() -> Dict[str, Any]:
     """{"cards": [{"index", "uuid", "name", "memory_total", "memory_used", "utilization", …}], "processes": [...]}."""
-    tool = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/bin:/usr/local/bin:/usr/local/nvidia/bin")
+    tool = shutil.which("nvidia-smi") or shutil.which(
+        "nvidia-smi", path="/usr/bin:/usr/local/bin:/usr/local/nvidia/bin"
+    )
     if tool is None:
         return {"cards": [], "processes": [], "error": "nvidia-smi is not in PATH"}
     rows, error = _query(tool, "--query-gpu=" + ",".join(_GPU_FIELDS))
@@ -86,20 +120,42 @@ def gpus() -> Dict[str, Any]:
     cards = []
     for row in rows:
         values = dict(zip(_GPU_FIELDS, row))
-        cards.append({"index": _number(values.get("index")), "uuid": values.get("uuid"), "name": values.get("name"),
-                      "memory_total": _mebibytes(values.get("memory.total")), "memory_used": _mebibytes(values.get("memory.used")),
-                      "utilization": _number(values.get("utilization.gpu")), "driver": values.get("driver_version"),
-                      "compute_capability": values.get("compute_cap")})
+        cards.append(
+            {
+                "index": _number(values.get("index")),
+                "uuid": values.get("uuid"),
+                "name": values.get("name"),
+                "memory_total": _mebibytes(values.get("memory.total")),
+                "memory_used": _mebibytes(values.get("memory.used")),
+                "utilization": _number(values.get("utilization.gpu")),
+                "driver": values.get("driver_version"),
+                "compute_capability": values.get("compute_cap"),
+            }
+        )
     rows, _ = _query(tool, "--query-compute-apps=gpu_uuid,pid,used_memory,process_name")
-    processes = [{"gpu_uuid": row[0], "pid": _number(row[1]), "memory": _mebibytes(row[2]), "name": ",".join(row[3:]),
-                  "user": _owner(_number(row[1]))} for row in rows if len(row) >= 4]
+    processes = [
+        {
+            "gpu_uuid": row[0],
+            "pid": _number(row[1]),
+            "memory": _mebibytes(row[2]),
+            "name": ",".join(row[3:]),
+            "user": _owner(_number(row[1])),
+        }
+        for row in rows
+        if len(row) >= 4
+    ]
     return {"cards": cards, "processes": processes}
 
 
 def _query(tool: str, what: str) -> Tuple[List[List[str]], Optional[str]]:
     try:
-        done = subprocess.run([tool, what, "--format=csv,noheader,nounits"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, timeout=_TIMEOUT)
+        done = subprocess.run(
+            [tool, what, "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_TIMEOUT,
+        )
     except subprocess.TimeoutExpired:
         return [], "nvidia-smi hangs (%d s): the driver is stuck" % _TIMEOUT
     except OSError as error:
@@ -144,7 +200,10 @@ def venv(path: Optional[str], packages: Optional[List[str]] = None) -> Dict[str,
     root = os.path.abspath(os.path.expanduser(path))
     python = os.path.join(root, "bin", "python")
     if not os.path.exists(python):
-        return {"path": root, "error": "there is no bin/python in it" if os.path.isdir(root) else "there is no such folder"}
+        return {
+            "path": root,
+            "error": "there is no bin/python in it" if os.path.isdir(root) else "there is no such folder",
+        }
     folders = site_packages(root)
     wanted = {_normal(name) for name in packages} if packages else None
     found: Dict[str, str] = {}
@@ -159,8 +218,13 @@ def venv(path: Optional[str], packages: Optional[List[str]] = None) -> Dict[str,
                 label = _normal(label)
                 if wanted is None or label in wanted:
                     found.setdefault(label, version.split("-py")[0])
-    return {"path": root, "python": python, "version": _config(root).get("version") or _config(root).get("version_info"),
-            "site_packages": folders, "packages": found}
+    return {
+        "path": root,
+        "python": python,
+        "version": _config(root).get("version") or _config(root).get("version_info"),
+        "site_packages": folders,
+        "packages": found,
+    }
 
 
 def site_packages(root: str) -> List[str]:

@@ -17,6 +17,7 @@ this host's sshd has not noticed), means gone. Then
 
 Without ``watch`` (a request piped in by hand) nothing is watched and the verb simply runs.
 """
+
 from __future__ import annotations
 
 import json
@@ -32,10 +33,26 @@ HEARTBEAT = "heartbeat"
 
 # Verbs that only look. The operator repeats them after a lost connection, and they end when nobody listens.
 # A verb that is not here is never repeated by the link and never interrupted.
-READS: FrozenSet[str] = frozenset({
-    "hello", "facts", "audit", "audit.runtime", "audit.shell", "patch.read", "patch.status", "patch.prove", "preflight",
-    "run.job", "run.list", "run.status", "run.follow", "leftovers", "verify", "pull.list",
-})
+READS: FrozenSet[str] = frozenset(
+    {
+        "hello",
+        "facts",
+        "audit",
+        "audit.runtime",
+        "audit.shell",
+        "patch.read",
+        "patch.status",
+        "patch.prove",
+        "preflight",
+        "run.job",
+        "run.list",
+        "run.status",
+        "run.follow",
+        "leftovers",
+        "verify",
+        "pull.list",
+    }
+)
 
 
 class AgentError(Exception):

@@ -1,4 +1,5 @@
 """Authentication: the agent (bounded), key files and certificates, and passwords only where the inventory allows them."""
+
 from __future__ import annotations
 
 import base64
@@ -35,12 +36,13 @@ class Identity:
     """How to prove who we are to one server."""
 
     user: str
-    files: tuple[str, ...] = ()            # key files named by the inventory or ssh_config, in order
+    files: tuple[str, ...] = ()  # key files named by the inventory or ssh_config, in order
     certificates: tuple[str, ...] = ()
-    agent: str | None = None               # socket path; None: do not use an agent
-    only_files: bool = False               # IdentitiesOnly
-    defaults: bool = True                  # also try ~/.ssh/id_*
-    passwords: bool = False                # ask for a password, and answer keyboard-interactive
+    agent: str | None = None  # socket path; None: do not use an agent
+    only_files: bool = False  # IdentitiesOnly
+    defaults: bool = True  # also try ~/.ssh/id_*
+    passwords: bool = False  # ask for a password, and answer keyboard-interactive
+    ask: bool = True  # may the user be asked for a passphrase (BatchMode no)
 
 
 @dataclass
@@ -67,17 +69,17 @@ class Secrets:
                 self._answers[question] = self._ask(question)
             return self._answers[question]
 
-    def key(self, file: str) -> paramiko.PKey | str:
+    def key(self, file: str, *, ask: bool = True) -> paramiko.PKey | str:
         """The private key in a file, or in words why it cannot be had. Decrypted once a process."""
         with self._lock:
             known = self._keys.get(file)
-        if known is None:
-            known = self._load(file)
+        if known is None or isinstance(known, str):
+            known = self._load(file, ask)
             with self._lock:
-                known = self._keys.setdefault(file, known)
+                self._keys[file] = known
         return known
 
-    def _load(self, file: str) -> paramiko.PKey | str:
+    def _load(self, file: str, ask: bool) -> paramiko.PKey | str:
         path = Path(file)
         try:
             mode = path.stat().st_mode
@@ -90,6 +92,8 @@ class Secrets:
             pass
         except Exception as error:  # noqa: BLE001 - paramiko and cryptography raise many kinds for a bad file
             return f"not a private key that can be read ({str(error)[:120] or type(error).__name__})"
+        if not ask:
+            return f"it has a passphrase and BatchMode forbids to ask; run: ssh-add {file}"
         passphrase = self.answer(f"Passphrase for {file}: ")
         if not passphrase:
             return f"it has a passphrase and nobody could be asked; run: ssh-add {file}"
@@ -121,12 +125,17 @@ def _read_key(path: Path, passphrase: str | None) -> paramiko.PKey:
         loaded: Any = serialization.load_ssh_private_key(data, password)
     else:
         loaded = serialization.load_pem_private_key(data, password)
-    kinds = {ed25519.Ed25519PrivateKey: paramiko.Ed25519Key, ec.EllipticCurvePrivateKey: paramiko.ECDSAKey,
-             rsa.RSAPrivateKey: paramiko.RSAKey}
+    kinds = {
+        ed25519.Ed25519PrivateKey: paramiko.Ed25519Key,
+        ec.EllipticCurvePrivateKey: paramiko.ECDSAKey,
+        rsa.RSAPrivateKey: paramiko.RSAKey,
+    }
     wanted = next((key for kind, key in kinds.items() if isinstance(loaded, kind)), None)
     if wanted is None:
         raise ValueError(f"keys of this kind ({type(loaded).__name__}) are not supported")
-    text = loaded.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+    text = loaded.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
     key: paramiko.PKey = wanted.from_private_key(io.StringIO(text.decode()))
     return key
 
@@ -153,7 +162,9 @@ class BoundedAgent(AgentSSH):
         self._close()
 
 
-def authenticate(transport: LinkTransport, identity: Identity, *, host: str, timeout: float, secrets: Secrets | None = None) -> str:
+def authenticate(
+    transport: LinkTransport, identity: Identity, *, host: str, timeout: float, secrets: Secrets | None = None
+) -> str:
     """Log in; gives in words what did it. Raises AuthFailed (``tried``, and data ``allowed``) or LinkTimeout."""
     transport.auth_timeout = timeout
     attempts = Attempts()
@@ -166,11 +177,15 @@ def authenticate(transport: LinkTransport, identity: Identity, *, host: str, tim
             if isinstance(key, str):
                 attempts.tried.append(f"{name}: {key}")
                 continue
-            if _try(transport, lambda key=key: transport.auth_publickey(identity.user, key), name, attempts, host, deadline):
+            if _try(
+                transport, lambda key=key: transport.auth_publickey(identity.user, key), name, attempts, host, deadline
+            ):
                 return name
             if attempts.allowed and "publickey" not in attempts.allowed:
                 break
-        if not attempts.allowed and _try(transport, lambda: transport.auth_none(identity.user), "", attempts, host, deadline):
+        if not attempts.allowed and _try(
+            transport, lambda: transport.auth_none(identity.user), "", attempts, host, deadline
+        ):
             return "no credentials at all"
         if identity.passwords and _with_password(transport, identity, secrets or SECRETS, attempts, host, deadline):
             return "password"
@@ -187,13 +202,24 @@ def _failed(identity: Identity, attempts: Attempts, host: str, message: str = ""
         hint += "Name the right key under identity_files, or load it: ssh-add FILE"
     if not identity.passwords and {"password", "keyboard-interactive"} & set(attempts.allowed):
         hint += "; or set password_auth: true to be asked for a password"
-    return AuthFailed(message or f"the host let '{identity.user}' not in", host=host, hint=hint,
-                      tried="; ".join(attempts.tried) or "nothing: there was no key to try", allowed=attempts.allowed,
-                      user=identity.user)
+    return AuthFailed(
+        message or f"the host let '{identity.user}' not in",
+        host=host,
+        hint=hint,
+        tried="; ".join(attempts.tried) or "nothing: there was no key to try",
+        allowed=attempts.allowed,
+        user=identity.user,
+    )
 
 
-def _try(transport: LinkTransport, call: Callable[[], Sequence[str]], name: str, attempts: Attempts, host: str,
-         deadline: float) -> bool:
+def _try(
+    transport: LinkTransport,
+    call: Callable[[], Sequence[str]],
+    name: str,
+    attempts: Attempts,
+    host: str,
+    deadline: float,
+) -> bool:
     """Whether this attempt logged in; a refusal is noted, an end of the connection raises."""
     transport.auth_timeout = max(0.1, deadline - time.monotonic())
     try:
@@ -205,20 +231,32 @@ def _try(transport: LinkTransport, call: Callable[[], Sequence[str]], name: str,
         return False
     except paramiko.AuthenticationException as refused:
         if time.monotonic() >= deadline:
-            raise LinkTimeout("the host did not finish authentication in time", host=host,
-                              tried="; ".join([*attempts.tried, name]), hint="sshd may hang on PAM, LDAP or a full disk; "
-                              "raise timeouts.auth if it is only slow") from None
+            raise LinkTimeout(
+                "the host did not finish authentication in time",
+                host=host,
+                tried="; ".join([*attempts.tried, name]),
+                hint="sshd may hang on PAM, LDAP or a full disk; raise timeouts.auth if it is only slow",
+            ) from None
         if not transport.is_active():
-            raise AuthFailed("the host closed the connection during authentication", host=host, allowed=attempts.allowed,
-                             tried="; ".join([*attempts.tried, name]),
-                             hint="too many keys were offered, or the account may not log in: name one key under "
-                                  "identity_files (or IdentitiesOnly yes in ssh_config), and look at sshd's log") from None
+            raise AuthFailed(
+                "the host closed the connection during authentication",
+                host=host,
+                allowed=attempts.allowed,
+                tried="; ".join([*attempts.tried, name]),
+                hint="too many keys were offered, or the account may not log in: name one key under "
+                "identity_files (or IdentitiesOnly yes in ssh_config), and look at sshd's log",
+            ) from None
         attempts.tried.append(f"{name}: refused" if str(refused) == "Authentication failed." else f"{name}: {refused}")
         attempts.allowed = attempts.allowed or []
         return False
     except (paramiko.SSHException, EOFError, OSError) as error:
-        raise AuthFailed(f"authentication broke off: {error or type(error).__name__}", host=host, allowed=attempts.allowed,
-                         tried="; ".join([*attempts.tried, name]), hint="look at sshd's log on the host") from None
+        raise AuthFailed(
+            f"authentication broke off: {error or type(error).__name__}",
+            host=host,
+            allowed=attempts.allowed,
+            tried="; ".join([*attempts.tried, name]),
+            hint="look at sshd's log on the host",
+        ) from None
     if more:
         attempts.allowed = more
         attempts.tried.append(f"{name}: accepted, and the server wants more")
@@ -241,8 +279,9 @@ def _agent_keys(identity: Identity, patience: float, attempts: Attempts) -> tupl
     return agent, list(agent.get_keys())
 
 
-def _candidates(identity: Identity, agent_keys: list[AgentKey], secrets: Secrets,
-                attempts: Attempts) -> Iterator[tuple[str, Callable[[], paramiko.PKey | str]]]:
+def _candidates(
+    identity: Identity, agent_keys: list[AgentKey], secrets: Secrets, attempts: Attempts
+) -> Iterator[tuple[str, Callable[[], paramiko.PKey | str]]]:
     """Keys in the order that costs the fewest refusals: named files, the rest of the agent, the default files.
 
     A named file whose key the agent holds is taken from the agent; encrypted ones come last, so that nobody
@@ -255,11 +294,13 @@ def _candidates(identity: Identity, agent_keys: list[AgentKey], secrets: Secrets
         blob = public_blob(file)
         if blob in held and blob is not None:
             used.add(blob)
-            yield from _with_certificates(f"{file} (held by the agent)", held[blob], identity)
+            yield f"key {file} (held by the agent)", lambda key=held[blob], file=file: _certified(key, file, identity)
         elif is_encrypted(file):
-            later.append((f"key {file}", lambda file=file: _certified(secrets.key(file), file, identity)))
+            later.append(
+                (f"key {file}", lambda file=file: _certified(secrets.key(file, ask=identity.ask), file, identity))
+            )
         else:
-            yield f"key {file}", lambda file=file: _certified(secrets.key(file), file, identity)
+            yield f"key {file}", lambda file=file: _certified(secrets.key(file, ask=identity.ask), file, identity)
     if not identity.only_files:
         for key in agent_keys:
             if key.asbytes() not in used:
@@ -268,13 +309,11 @@ def _candidates(identity: Identity, agent_keys: list[AgentKey], secrets: Secrets
         for name in DEFAULT_KEYS:
             file = os.path.expanduser(name)
             if os.path.exists(file) and (public_blob(file) not in held):
-                later.append((f"key {file}", lambda file=file: _certified(secrets.key(file), file, identity)))
+                later.append(
+                    (f"key {file}", lambda file=file: _certified(secrets.key(file, ask=identity.ask), file, identity))
+                )
     later.sort(key=lambda item: is_encrypted(item[0][4:]))
     yield from later
-
-
-def _with_certificates(name: str, key: AgentKey, identity: Identity) -> Iterator[tuple[str, Callable[[], Any]]]:
-    yield name, lambda: key
 
 
 def _certified(key: paramiko.PKey | str, file: str, identity: Identity) -> paramiko.PKey | str:
@@ -310,12 +349,13 @@ def is_encrypted(file: str) -> bool:
     if b"BEGIN OPENSSH PRIVATE KEY" in text:
         with contextlib.suppress(binascii.Error, ValueError, IndexError):
             body = base64.b64decode(b"".join(text.split(b"-----")[2].split()))
-            return not body[len(b"openssh-key-v1\0"):].startswith(b"\0\0\0\4none")
+            return not body[len(b"openssh-key-v1\0") :].startswith(b"\0\0\0\4none")
     return b"ENCRYPTED" in text
 
 
-def _with_password(transport: LinkTransport, identity: Identity, secrets: Secrets, attempts: Attempts, host: str,
-                   deadline: float) -> bool:
+def _with_password(
+    transport: LinkTransport, identity: Identity, secrets: Secrets, attempts: Attempts, host: str, deadline: float
+) -> bool:
     question = f"Password for {identity.user}@{host}: "
     if "password" in attempts.allowed:
         password = secrets.answer(question)
@@ -323,13 +363,29 @@ def _with_password(transport: LinkTransport, identity: Identity, secrets: Secret
             attempts.tried.append("password: nobody could be asked (no terminal)")
             return False
         deadline = max(deadline, time.monotonic() + 20)
-        if _try(transport, lambda: transport.auth_password(identity.user, password, fallback=False), "password", attempts, host,
-                deadline):
+        if _try(
+            transport,
+            lambda: transport.auth_password(identity.user, password, fallback=False),
+            "password",
+            attempts,
+            host,
+            deadline,
+        ):
             return True
     if "keyboard-interactive" in attempts.allowed:
+
         def handler(title: str, instructions: str, prompts: Sequence[tuple[str, bool]]) -> list[str]:
-            return [secrets.answer(question if "assword" in text else f"{identity.user}@{host}: {text}") or ""
-                    for text, _ in prompts]
-        return _try(transport, lambda: transport.auth_interactive(identity.user, handler), "keyboard-interactive", attempts, host,
-                    max(deadline, time.monotonic() + 60))
+            return [
+                secrets.answer(question if "assword" in text else f"{identity.user}@{host}: {text}") or ""
+                for text, _ in prompts
+            ]
+
+        return _try(
+            transport,
+            lambda: transport.auth_interactive(identity.user, handler),
+            "keyboard-interactive",
+            attempts,
+            host,
+            max(deadline, time.monotonic() + 60),
+        )
     return False

@@ -1,4 +1,5 @@
 """Opening a route: TCP or a proxy command, jump hosts, handshake, host key, login; each step bounded and named."""
+
 from __future__ import annotations
 
 import errno
@@ -45,8 +46,13 @@ class ProxyProcess:
         self.socket, theirs = socket.socketpair()
         try:
             # ssh hands the command to the user's shell as well; `exec` spares a process to kill later.
-            self._process = subprocess.Popen(["/bin/sh", "-c", f"exec {command}"], stdin=theirs, stdout=theirs,
-                                             stderr=subprocess.PIPE, start_new_session=True)
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
         except BaseException:
             self.socket.close()
             raise
@@ -106,8 +112,12 @@ def _open(hop: Hop, route: Route, dialled: Dialled) -> None:
         try:
             proxy = ProxyProcess(hop.proxy_command)
         except OSError as error:
-            raise Unreachable(f"the proxy command could not be started: {error.strerror}", host=route.host, tried=hop.proxy_command,
-                              hint="ProxyCommand in ssh_config") from None
+            raise Unreachable(
+                f"the proxy command could not be started: {error.strerror}",
+                host=route.host,
+                tried=hop.proxy_command,
+                hint="ProxyCommand in ssh_config",
+            ) from None
         dialled.proxies.append(proxy)
         sock = proxy.socket
     else:
@@ -129,8 +139,12 @@ def connect_tcp(hop: Hop, host: str) -> socket.socket:
     try:
         addresses = socket.getaddrinfo(hop.address, hop.port, hop.family, socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
-        raise Unreachable(f"there is no address for the name '{hop.address}'", host=host, tried=f"look up {hop.address} ({error})",
-                          hint="check address in the inventory, HostName in ssh_config, or the VPN") from None
+        raise Unreachable(
+            f"there is no address for the name '{hop.address}'",
+            host=host,
+            tried=f"look up {hop.address} ({error})",
+            hint="check address in the inventory, HostName in ssh_config, or the VPN",
+        ) from None
     tried: list[str] = []
     for family, kind, protocol, _, address in addresses:
         left = deadline - time.monotonic()
@@ -151,10 +165,19 @@ def connect_tcp(hop: Hop, host: str) -> socket.socket:
             continue
         return sock
     refused = bool(tried) and getattr(last, "errno", None) == errno.ECONNREFUSED
-    hint = ("nothing listens there: is sshd running, is the port right?" if refused else
-            "is the host up, is the address right, does a firewall or a missing VPN drop the packets?")
-    raise Unreachable(f"no TCP connection to {target} within {hop.timeouts.connect:g} s" if not refused else
-                      f"{target} refuses the connection", host=host, tried="; ".join(tried), hint=hint)
+    hint = (
+        "nothing listens there: is sshd running, is the port right?"
+        if refused
+        else "is the host up, is the address right, does a firewall or a missing VPN drop the packets?"
+    )
+    raise Unreachable(
+        f"no TCP connection to {target} within {hop.timeouts.connect:g} s"
+        if not refused
+        else f"{target} refuses the connection",
+        host=host,
+        tried="; ".join(tried),
+        hint=hint,
+    )
 
 
 def _set_no_delay(sock: socket.socket) -> None:
@@ -165,19 +188,30 @@ def _set_no_delay(sock: socket.socket) -> None:
 def _through(transport: LinkTransport, hop: Hop, route: Route, dialled: Dialled) -> paramiko.Channel:
     via = route.hops[len(dialled.transports) - 1]
     try:
-        channel: paramiko.Channel = transport.open_channel("direct-tcpip", (hop.address, hop.port), ("127.0.0.1", 0),
-                                                           timeout=hop.timeouts.connect)
+        channel: paramiko.Channel = transport.open_channel(
+            "direct-tcpip", (hop.address, hop.port), ("127.0.0.1", 0), timeout=hop.timeouts.connect
+        )
     except paramiko.ChannelException as error:
-        raise Unreachable(f"jump host {via.label} could not connect to {hop.address}:{hop.port}: {error.text or error}",
-                          host=route.host, tried=f"{via.label} -> {hop.address}:{hop.port}",
-                          hint="is the host up, and may the jump host forward (AllowTcpForwarding)?") from None
+        raise Unreachable(
+            f"jump host {via.label} could not connect to {hop.address}:{hop.port}: {error.text or error}",
+            host=route.host,
+            tried=f"{via.label} -> {hop.address}:{hop.port}",
+            hint="is the host up, and may the jump host forward (AllowTcpForwarding)?",
+        ) from None
     except (paramiko.SSHException, EOFError, OSError) as error:
         if isinstance(error, paramiko.SSHException) and "Timeout" in str(error):
-            raise Unreachable(f"no TCP connection from jump host {via.label} to {hop.address}:{hop.port} within "
-                              f"{hop.timeouts.connect:g} s", host=route.host, tried=f"{via.label} -> {hop.address}:{hop.port}",
-                              hint="is the host up, does a firewall drop the packets?") from None
-        raise Unreachable(f"the connection to jump host {via.label} broke: {error or type(error).__name__}", host=route.host,
-                          hint="try again; if it stays, look at the jump host") from None
+            raise Unreachable(
+                f"no TCP connection from jump host {via.label} to {hop.address}:{hop.port} within "
+                f"{hop.timeouts.connect:g} s",
+                host=route.host,
+                tried=f"{via.label} -> {hop.address}:{hop.port}",
+                hint="is the host up, does a firewall drop the packets?",
+            ) from None
+        raise Unreachable(
+            f"the connection to jump host {via.label} broke: {error or type(error).__name__}",
+            host=route.host,
+            hint="try again; if it stays, look at the jump host",
+        ) from None
     return channel
 
 
@@ -204,25 +238,52 @@ def _handshake(sock: Any, hop: Hop, route: Route, proxy: ProxyProcess | None) ->
         banner = transport.remote_version or ""
         transport.hang_up()
         if proxy is not None and (said := proxy.said()):
-            raise Unreachable(f"the proxy command gave no connection: {said}", host=host, tried=proxy.command,
-                              hint="run it by hand; ProxyCommand in ssh_config") from None
+            raise Unreachable(
+                f"the proxy command gave no connection: {said}",
+                host=host,
+                tried=proxy.command,
+                hint="run it by hand; ProxyCommand in ssh_config",
+            ) from None
         if late and not banner:
-            raise LinkTimeout(f"{target} accepts connections and sends no SSH banner within {hop.timeouts.banner:g} s", host=host,
-                              tried=f"connect to {target}", hint="sshd may be frozen or overloaded, or another service listens there",
-                              received=wire.received) from None
+            raise LinkTimeout(
+                f"{target} accepts connections and sends no SSH banner within {hop.timeouts.banner:g} s",
+                host=host,
+                tried=f"connect to {target}",
+                hint="sshd may be frozen or overloaded, or another service listens there",
+                received=wire.received,
+            ) from None
         if late:
-            raise LinkTimeout(f"{target} stalls in the key exchange ({hop.timeouts.banner:g} s)", host=host, tried=f"talked to {banner}",
-                              hint="sshd may be frozen; a broken path MTU looks the same (large packets are lost)") from None
+            raise LinkTimeout(
+                f"{target} stalls in the key exchange ({hop.timeouts.banner:g} s)",
+                host=host,
+                tried=f"talked to {banner}",
+                hint="sshd may be frozen; a broken path MTU looks the same (large packets are lost)",
+            ) from None
         if not banner:
             # The way in which an sshd past MaxStartups says no: it is worth another try (see fleet and transport).
-            raise Unreachable(f"{target} closed the connection before its banner" if "banner" in text or isinstance(error, EOFError)
-                              else f"{target} does not speak SSH: {text}", host=host, tried=f"connect to {target}",
-                              hint="sshd may have too many logins under way (MaxStartups), or ban this address", early=True) from None
+            raise Unreachable(
+                f"{target} closed the connection before its banner"
+                if "banner" in text or isinstance(error, EOFError)
+                else f"{target} does not speak SSH: {text}",
+                host=host,
+                tried=f"connect to {target}",
+                hint="sshd may have too many logins under way (MaxStartups), or ban this address",
+                early=True,
+            ) from None
         if "ncompatible" in text or "no acceptable" in text.lower():
-            raise LinkError(f"no algorithm in common with {banner}: {text}", host=host, tried=f"talked to {target}",
-                            hint="update sshd on the host, or the algorithm options in ssh_config") from None
-        raise Unreachable(f"the handshake with {target} broke off: {text}", host=host, tried=f"talked to {banner}",
-                          hint="look at sshd's log on the host", early=True) from None
+            raise LinkError(
+                f"no algorithm in common with {banner}: {text}",
+                host=host,
+                tried=f"talked to {target}",
+                hint="update sshd on the host, or the algorithm options in ssh_config",
+            ) from None
+        raise Unreachable(
+            f"the handshake with {target} broke off: {text}",
+            host=host,
+            tried=f"talked to {banner}",
+            hint="look at sshd's log on the host",
+            early=True,
+        ) from None
 
 
 def describe(hops: Sequence[Hop]) -> str:

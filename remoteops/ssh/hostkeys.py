@@ -1,4 +1,5 @@
 """Whether a server's key is accepted: the one decision that every connection of ours passes (see LinkTransport)."""
+
 from __future__ import annotations
 
 import base64
@@ -27,7 +28,14 @@ from remoteops.ssh.known_hosts import (
     line_for,
 )
 
-ALGORITHMS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "rsa-sha2-512", "rsa-sha2-256")
+ALGORITHMS = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
 CERTIFICATE = "-cert-v01@openssh.com"
 _OF_TYPE = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
 Policy = Literal["strict", "accept-new"]
@@ -62,7 +70,9 @@ class HostKeyPolicy:
     def offer(self) -> list[str]:
         """Algorithms to ask the server for: certificates where an authority is known, then the key types listed."""
         listed = [algorithm for kind in self._listed_types() for algorithm in _OF_TYPE.get(kind, (kind,))]
-        plain = [item for item in listed if item in self.algorithms] + [item for item in self.algorithms if item not in listed]
+        plain = [item for item in listed if item in self.algorithms] + [
+            item for item in self.algorithms if item not in listed
+        ]
         certificates = [item + CERTIFICATE for item in self.algorithms] if self._authorities() else []
         return certificates + plain
 
@@ -103,27 +113,49 @@ class HostKeyPolicy:
                 text = Path(file).expanduser().read_bytes()
             except OSError as error:
                 # As ssh does: a list of revoked keys that cannot be read lets nobody in.
-                raise HostKeyRevoked(f"the list of revoked host keys cannot be read: {file}: {error.strerror}", host=self.host,
-                                     hint="repair the file, or RevokedHostKeys in ssh_config") from None
+                raise HostKeyRevoked(
+                    f"the list of revoked host keys cannot be read: {file}: {error.strerror}",
+                    host=self.host,
+                    hint="repair the file, or RevokedHostKeys in ssh_config",
+                ) from None
             if text.startswith(b"SSHKRL\n"):
-                raise LinkError(f"{file} is a binary revocation list, which remoteops cannot read", host=self.host,
-                                tried="RevokedHostKeys of ssh_config", hint="list the revoked public keys in it as text")
+                raise LinkError(
+                    f"{file} is a binary revocation list, which remoteops cannot read",
+                    host=self.host,
+                    tried="RevokedHostKeys of ssh_config",
+                    hint="list the revoked public keys in it as text",
+                )
             if base64.b64encode(blob) in text.split():
-                raise HostKeyRevoked(f"the host's key {fingerprint(blob)} is revoked in {file}", host=self.host,
-                                     hint="do not connect; ask whoever runs the host for its new key")
+                raise HostKeyRevoked(
+                    f"the host's key {fingerprint(blob)} is revoked in {file}",
+                    host=self.host,
+                    hint="do not connect; ask whoever runs the host for its new key",
+                )
 
     def _revoked(self, blob: bytes, entry: Entry) -> None:
-        raise HostKeyRevoked(f"the host's key {fingerprint(blob)} is marked @revoked at {entry.where}", host=self.host,
-                             tried=f"connect to {self.name}", hint="do not connect; ask whoever runs the host for its new key",
-                             file=entry.file, line=entry.line, fingerprint=fingerprint(blob))
+        raise HostKeyRevoked(
+            f"the host's key {fingerprint(blob)} is marked @revoked at {entry.where}",
+            host=self.host,
+            tried=f"connect to {self.name}",
+            hint="do not connect; ask whoever runs the host for its new key",
+            file=entry.file,
+            line=entry.line,
+            fingerprint=fingerprint(blob),
+        )
 
     def _changed(self, blob: bytes, entry: Entry) -> None:
         raise HostKeyChanged(
             f"the host's {blob_type(blob)} key is not the one known: it is {fingerprint(blob)}, "
-            f"{entry.where} has {fingerprint(entry.blob)}", host=self.host, tried=f"connect to {self.name}",
+            f"{entry.where} has {fingerprint(entry.blob)}",
+            host=self.host,
+            tried=f"connect to {self.name}",
             hint=f"somebody may be listening in. If the host was reinstalled, compare the fingerprint with the host's own "
-                 f"(ssh-keygen -lf on its console), then delete line {entry.line} of {entry.file} and connect again",
-            file=entry.file, line=entry.line, fingerprint=fingerprint(blob), known=fingerprint(entry.blob))
+            f"(ssh-keygen -lf on its console), then delete line {entry.line} of {entry.file} and connect again",
+            file=entry.file,
+            line=entry.line,
+            fingerprint=fingerprint(blob),
+            known=fingerprint(entry.blob),
+        )
 
     def _unknown(self, blob: bytes, why: str) -> None:
         line = line_for(self.name, blob, hashed=self.hash_names)
@@ -133,10 +165,16 @@ class HostKeyPolicy:
             try:
                 accept(file, line)
             except OSError as error:
-                raise HostKeyUnknown(f"the host's key could not be recorded in {file}: {error.strerror or error}", host=self.host,
-                                     tried="host_key: accept-new", hint="make that file writable") from None
-            self.notices.append(f"first contact with {self.name}: accepted its {blob_type(blob)} key {fingerprint(blob)}, "
-                                f"recorded in {file}")
+                raise HostKeyUnknown(
+                    f"the host's key could not be recorded in {file}: {error.strerror or error}",
+                    host=self.host,
+                    tried="host_key: accept-new",
+                    hint="make that file writable",
+                ) from None
+            self.notices.append(
+                f"first contact with {self.name}: accepted its {blob_type(blob)} key {fingerprint(blob)}, "
+                f"recorded in {file}"
+            )
             return
         message = f"the host's key is not known: {self.name} has {blob_type(blob)} {fingerprint(blob)}"
         if others:
@@ -147,10 +185,17 @@ class HostKeyPolicy:
         # The very key that was seen, not one fetched again later; works behind jump hosts too.
         command = f"printf '%s\\n' {shlex.quote(line)} >> {shlex.quote(where)}"
         raise HostKeyUnknown(
-            message, host=self.host, tried="looked in " + (", ".join(str(item) for item in self.known.files) or "no file"),
+            message,
+            host=self.host,
+            tried="looked in " + (", ".join(str(item) for item in self.known.files) or "no file"),
             hint=f"compare {fingerprint(blob)} with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on its console, or "
-                 f"ssh-keyscan -p {self.port} {self.address} | ssh-keygen -lf - from a network you trust), then run:\n      {command}",
-            command=command, line=line, file=where, fingerprint=fingerprint(blob), complaints=self.known.complaints[:20])
+            f"ssh-keyscan -p {self.port} {self.address} | ssh-keygen -lf - from a network you trust), then run:\n      {command}",
+            command=command,
+            line=line,
+            file=where,
+            fingerprint=fingerprint(blob),
+            complaints=self.known.complaints[:20],
+        )
 
     def _check_certificate(self, blob: bytes) -> tuple[str, bytes]:
         """Why the certificate is not accepted ("" when it is), and the plain key it certifies."""

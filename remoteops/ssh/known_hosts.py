@@ -1,4 +1,5 @@
 """known_hosts files, read as OpenSSH reads them: hashed names, wildcards, negation, [host]:port, markers, several files."""
+
 from __future__ import annotations
 
 import base64
@@ -114,7 +115,7 @@ def blob_type(blob: bytes) -> str:
     size = int.from_bytes(blob[:4], "big")
     if len(blob) < 4 + size or not 0 < size < 200:
         return ""
-    return blob[4:4 + size].decode("ascii", "replace")
+    return blob[4 : 4 + size].decode("ascii", "replace")
 
 
 def fingerprint(blob: bytes) -> str:

@@ -1,4 +1,5 @@
 """One process on the host: bytes in, two streams of bytes out, its exit status or signal."""
+
 from __future__ import annotations
 
 import os
@@ -82,7 +83,7 @@ class _Wake:
 class RemoteProcess:
     """A command on an SSH channel; see Process. ``lost`` makes the error for a connection that ended."""
 
-    def __init__(self, channel: paramiko.Channel, marker: str, lost: "Lost", on_close: "Closed") -> None:
+    def __init__(self, channel: paramiko.Channel, marker: str, lost: Lost, on_close: Closed) -> None:
         self._channel = channel
         self._lost = lost
         self._on_close = on_close
@@ -151,7 +152,9 @@ class RemoteProcess:
 
     def _finished(self) -> bool:
         channel = self._channel
-        at_end = channel.closed or (channel.eof_received and not channel.recv_ready() and not channel.recv_stderr_ready())
+        at_end = channel.closed or (
+            channel.eof_received and not channel.recv_ready() and not channel.recv_stderr_ready()
+        )
         if self.ended:
             # Children that kept the streams open must not keep the caller.
             if self._ended_at is None:
@@ -182,7 +185,7 @@ class RemoteProcess:
         self._heads[stream] = None
         self.noise += head[:at][-_NOISE:]
         self.started = True
-        return head[at + len(self._marker):]
+        return head[at + len(self._marker) :]
 
     def not_started(self) -> bytes:
         """What the login shell said instead of running the command."""
@@ -244,16 +247,16 @@ class Tail:
     def add(self, data: bytes) -> None:
         self.total += len(data)
         if self._room > 0:
-            self._head += data[:self._room]
-            data, self._room = data[self._room:], self._room - len(data)
+            self._head += data[: self._room]
+            data, self._room = data[self._room :], self._room - len(data)
         if data:
-            self._tail += data[-self._limit:] if self._limit else b""
+            self._tail += data[-self._limit :] if self._limit else b""
             if len(self._tail) > 2 * self._limit:
-                del self._tail[:-self._limit]
+                del self._tail[: -self._limit]
 
     def value(self) -> bytes:
         """Everything, or head, a line that says how much is missing, and tail."""
-        tail = bytes(self._tail[-self._limit:]) if self._limit else b""
+        tail = bytes(self._tail[-self._limit :]) if self._limit else b""
         missing = self.total - len(self._head) - len(tail)
         gap = f"\n[... {missing} bytes left out ...]\n".encode() if missing else b""
         return bytes(self._head) + gap + tail
@@ -261,13 +264,25 @@ class Tail:
 
 def failed(argv: Sequence[str], process: Process, stderr: bytes, host: str | None) -> CommandFailed:
     """The error for a command that ended badly."""
-    ending = f"was killed by SIG{process.exit_signal}" if process.exit_signal else f"ended with status {process.exit_status}"
+    ending = (
+        f"was killed by SIG{process.exit_signal}" if process.exit_signal else f"ended with status {process.exit_status}"
+    )
     said = stderr.decode("utf-8", "replace").strip()
     last = said.splitlines()[-1][:300] if said else ""
-    return CommandFailed(f"`{shlex.join(argv)[:200]}` {ending}" + (f": {last}" if last else ""), host=host, argv=list(argv),
-                         exit_status=process.exit_status, exit_signal=process.exit_signal, stderr=said[-4000:],
-                         tried=shlex.join(argv)[:500], hint="" if not process.exit_signal else
-                         "SIGKILL usually means that memory ran out: dmesg on the host" if process.exit_signal == "KILL" else "")
+    return CommandFailed(
+        f"`{shlex.join(argv)[:200]}` {ending}" + (f": {last}" if last else ""),
+        host=host,
+        argv=list(argv),
+        exit_status=process.exit_status,
+        exit_signal=process.exit_signal,
+        stderr=said[-4000:],
+        tried=shlex.join(argv)[:500],
+        hint=""
+        if not process.exit_signal
+        else "SIGKILL usually means that memory ran out: dmesg on the host"
+        if process.exit_signal == "KILL"
+        else "",
+    )
 
 
 def new_marker() -> str:

@@ -3,6 +3,7 @@
 On the host it takes only sh, cat, tail, wc, mv and one of sha256sum, shasum, openssl, python3. The part that has
 arrived lies beside the target as ".NAME.KEY.part"; the target's name appears only when all of it is checked.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -31,7 +32,9 @@ sum() { { sha256sum <"$1" || shasum -a 256 <"$1" || openssl dgst -sha256 -r <"$1
  } 2>/dev/null | cut -c1-64; }
 """
 # $1 target, $2 key of the part, $3 size, $4 mode, $5 checksum or "-"
-_UPLOAD = _COMMON + r"""
+_UPLOAD = (
+    _COMMON
+    + r"""
 [ -d "$d" ] || mkdir -p "$d" || exit 73
 [ -d "$f" ] && { echo "$f is a folder" >&2; exit 73; }
 p=$d/.${f##*/}.$2.part; have=0; old=-
@@ -49,13 +52,22 @@ s=$(sum "$p")
 if [ "$s" != "$5" ]; then rm -f "$p"; echo "sum $3 $s"; exit 76; fi
 chmod "$4" "$p" && mv -f "$p" "$f" && echo "sum $3 $s"
 """
-_COMMIT = _COMMON + r"""
+)
+_COMMIT = (
+    _COMMON
+    + r"""
 p=$d/.${f##*/}.$2.part; chmod "$3" "$p" && mv -f "$p" "$f"
 """
-_DISCARD = _COMMON + r"""rm -f "$d/.${f##*/}.$2.part"
+)
+_DISCARD = (
+    _COMMON
+    + r"""rm -f "$d/.${f##*/}.$2.part"
 """
+)
 # $1 source, $2 "sum" or "-"
-_DOWNLOAD = _COMMON + r"""
+_DOWNLOAD = (
+    _COMMON
+    + r"""
 [ -e "$f" ] || { echo "$f does not exist" >&2; exit 72; }
 [ -f "$f" ] || { echo "$f is no regular file" >&2; exit 72; }
 [ -r "$f" ] || { echo "$f may not be read" >&2; exit 72; }
@@ -65,6 +77,7 @@ if [ "$2" = sum ]; then { echo "sum $(sum "$f")" >&2; } & fi
 if [ "$from" = 0 ]; then cat "$f"; else tail -c "+$((from+1))" "$f"; fi
 wait
 """
+)
 
 
 def _shell(script: str, *arguments: str) -> list[str]:
@@ -109,14 +122,25 @@ class _Talk:
         said = self._lines[1].decode("utf-8", "replace").strip()
         host = self._link.host.name
         if "No space left" in said or "uota exceeded" in said:
-            return DiskTooSmall(f"the disk of the host is full: {said.splitlines()[-1][:300]}", host=host, tried=self._what,
-                                hint="free space there (the part that had arrived was removed)")
+            return DiskTooSmall(
+                f"the disk of the host is full: {said.splitlines()[-1][:300]}",
+                host=host,
+                tried=self._what,
+                hint="free space there (the part that had arrived was removed)",
+            )
         status = self.process.exit_status
-        return TransferFailed(f"{self._what} failed: {said.splitlines()[-1][:300] if said else f'status {status}'}", host=host,
-                              tried=self._what, hint="check the path and its permissions on the host", exit_status=status)
+        return TransferFailed(
+            f"{self._what} failed: {said.splitlines()[-1][:300] if said else f'status {status}'}",
+            host=host,
+            tried=self._what,
+            hint="check the path and its permissions on the host",
+            exit_status=status,
+        )
 
 
-def upload(link: BaseLink, local: Path | bytes, remote: str, *, mode: int = 0o644, progress: Progress | None = None) -> str:
+def upload(
+    link: BaseLink, local: Path | bytes, remote: str, *, mode: int = 0o644, progress: Progress | None = None
+) -> str:
     """See BaseLink.upload."""
     what = f"upload of {'data' if isinstance(local, bytes) else local} to {remote}"
     try:
@@ -126,7 +150,9 @@ def upload(link: BaseLink, local: Path | bytes, remote: str, *, mode: int = 0o64
     except OSError as error:
         if isinstance(local, bytes):
             raise
-        raise TransferFailed(f"{local} cannot be read: {error.strerror or error}", host=link.host.name, tried=what) from None
+        raise TransferFailed(
+            f"{local} cannot be read: {error.strerror or error}", host=link.host.name, tried=what
+        ) from None
 
 
 @contextlib.contextmanager
@@ -142,7 +168,9 @@ def _open(local: Path | bytes) -> Iterator[BinaryIO]:
         yield stream
 
 
-def _upload(link: BaseLink, source: BinaryIO, size: int, remote: str, mode: int, progress: Progress | None, what: str) -> str:
+def _upload(
+    link: BaseLink, source: BinaryIO, size: int, remote: str, mode: int, progress: Progress | None, what: str
+) -> str:
     digest = hashlib.sha256()
     small = size <= SMALL
     expected = hashlib.sha256(source.read()).hexdigest() if small else "-"
@@ -153,8 +181,14 @@ def _upload(link: BaseLink, source: BinaryIO, size: int, remote: str, mode: int,
         offset = _resumable(source, digest, int(have), old, size)
         if free.isdigit() and int(free) * 1024 < size - int(have):
             talk.process.close()
-            raise DiskTooSmall(f"the file needs {size} bytes and the host has {int(free) * 1024} free there", host=link.host.name,
-                               tried=what, hint="free space, or choose another folder", need=size, free=int(free) * 1024)
+            raise DiskTooSmall(
+                f"the file needs {size} bytes and the host has {int(free) * 1024} free there",
+                host=link.host.name,
+                tried=what,
+                hint="free space, or choose another folder",
+                need=size,
+                free=int(free) * 1024,
+            )
         talk.process.send(b"append\n" if offset else b"fresh\n")
         sent = offset
         while sent < size:
@@ -180,13 +214,19 @@ def _upload(link: BaseLink, source: BinaryIO, size: int, remote: str, mode: int,
         return expected
     if int(there or -1) != size or sum_there != digest.hexdigest():
         link.exec(_shell(_DISCARD, remote, key), check=False)
-        raise TransferFailed(f"{what}: what arrived is not what was sent", host=link.host.name, tried=what,
-                             hint="try again; if it repeats, suspect the host's disk or memory", sent=digest.hexdigest(), arrived=sum_there)
+        raise TransferFailed(
+            f"{what}: what arrived is not what was sent",
+            host=link.host.name,
+            tried=what,
+            hint="try again; if it repeats, suspect the host's disk or memory",
+            sent=digest.hexdigest(),
+            arrived=sum_there,
+        )
     link.exec(_shell(_COMMIT, remote, key, f"{mode:o}"))
     return digest.hexdigest()
 
 
-def _resumable(source: BinaryIO, digest: "hashlib._Hash", have: int, old: str, size: int) -> int:
+def _resumable(source: BinaryIO, digest: hashlib._Hash, have: int, old: str, size: int) -> int:
     """The offset to go on at: ``have`` when the part there is a prefix of our file, else 0. Leaves ``source`` at it."""
     source.seek(0)
     if 0 < have <= size and len(old) == 64:
@@ -206,7 +246,9 @@ def _resumable(source: BinaryIO, digest: "hashlib._Hash", have: int, old: str, s
     return 0
 
 
-def download(link: BaseLink, remote: str, local: Path, *, sha256: str | None = None, progress: Progress | None = None) -> str:
+def download(
+    link: BaseLink, remote: str, local: Path, *, sha256: str | None = None, progress: Progress | None = None
+) -> str:
     """See BaseLink.download."""
     local = Path(local)
     what = f"download of {remote}"
@@ -219,11 +261,19 @@ def download(link: BaseLink, remote: str, local: Path, *, sha256: str | None = N
         part.unlink(missing_ok=True)
         if not resumed or attempt == 2:
             break  # a part of an older file is the usual reason: once more from the start
-    raise TransferFailed(f"{what}: the checksum is wrong", host=link.host.name, tried=what, arrived=found, expected=wanted,
-                         hint="the file on the host changed, or its disk is failing; list it again and retry")
+    raise TransferFailed(
+        f"{what}: the checksum is wrong",
+        host=link.host.name,
+        tried=what,
+        arrived=found,
+        expected=wanted,
+        hint="the file on the host changed, or its disk is failing; list it again and retry",
+    )
 
 
-def _fetch(link: BaseLink, remote: str, part: Path, sha256: str | None, progress: Progress | None, what: str) -> tuple[bool, str, str]:
+def _fetch(
+    link: BaseLink, remote: str, part: Path, sha256: str | None, progress: Progress | None, what: str
+) -> tuple[bool, str, str]:
     """Bring the part up to the whole file; whether it was resumed, its checksum, and the one it should have."""
     talk = _Talk(link, what, _shell(_DOWNLOAD, remote, "-" if sha256 else "sum"))
     try:
@@ -246,15 +296,24 @@ def _fetch(link: BaseLink, remote: str, part: Path, sha256: str | None, progress
                 if data:
                     done += len(data)
                     if done > size:
-                        raise TransferFailed(f"{what}: the file grew while it was read", host=link.host.name, tried=what,
-                                             hint="wait until the run has finished writing it")
+                        raise TransferFailed(
+                            f"{what}: the file grew while it was read",
+                            host=link.host.name,
+                            tried=what,
+                            hint="wait until the run has finished writing it",
+                        )
                     sink.write(data)
                     digest.update(data)
                     if progress is not None:
                         progress(done, size)
         talk.wait()
         if done != size:
-            raise TransferFailed(f"{what}: {done} of {size} bytes came", host=link.host.name, tried=what, hint="try again: it goes on there")
+            raise TransferFailed(
+                f"{what}: {done} of {size} bytes came",
+                host=link.host.name,
+                tried=what,
+                hint="try again: it goes on there",
+            )
         wanted = sha256 or (*talk.line(1), "", "")[1]
         return have > 0, digest.hexdigest(), wanted
     except ConnectionLost as error:
@@ -262,7 +321,9 @@ def _fetch(link: BaseLink, remote: str, part: Path, sha256: str | None, progress
         raise
     except OSError as error:
         if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError) or error.errno:
-            raise TransferFailed(f"{what}: {part.parent}: {error.strerror}", tried=what, hint="check the folder on this machine") from None
+            raise TransferFailed(
+                f"{what}: {part.parent}: {error.strerror}", tried=what, hint="check the folder on this machine"
+            ) from None
         raise
     finally:
         talk.process.close()
@@ -275,9 +336,16 @@ def safe_join(folder: Path, name: str) -> Path:
     already lies in the folder. The host chooses names; it must not choose places.
     """
     parts = name.split("/")
-    bad = (not name or name.startswith(("/", "~")) or "\\" in name or "\0" in name or len(name) > 4096
-           or any(part in ("", ".", "..") or len(part.encode("utf-8", "surrogateescape")) > 255 for part in parts)
-           or any(ord(char) < 32 or ord(char) == 127 or 0x80 <= ord(char) < 0xA0 for char in name) or ":" in parts[0][1:2])
+    bad = (
+        not name
+        or name.startswith(("/", "~"))
+        or "\\" in name
+        or "\0" in name
+        or len(name) > 4096
+        or any(part in ("", ".", "..") or len(part.encode("utf-8", "surrogateescape")) > 255 for part in parts)
+        or any(ord(char) < 32 or ord(char) == 127 or 0x80 <= ord(char) < 0xA0 for char in name)
+        or ":" in parts[0][1:2]
+    )
     target = folder
     if not bad:
         for part in parts:
@@ -285,6 +353,10 @@ def safe_join(folder: Path, name: str) -> Path:
             if target.is_symlink():
                 bad = True
     if bad:
-        raise TransferFailed(f"the host named a file {name[:200]!r}, which may not be written here", tried=f"write into {folder}",
-                             hint="do not trust this host's answers", name=name[:200])
+        raise TransferFailed(
+            f"the host named a file {name[:200]!r}, which may not be written here",
+            tried=f"write into {folder}",
+            hint="do not trust this host's answers",
+            name=name[:200],
+        )
     return target

@@ -1,4 +1,5 @@
 """paramiko's Transport with the parts that a machine needs: exit signals, a bound on buffers, a heartbeat, a real end."""
+
 from __future__ import annotations
 
 import logging
@@ -17,6 +18,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 # AEAD first: in one pass it encrypts and authenticates, which is what makes bulk transfers faster than scp.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
+KEX = tuple(paramiko.Transport._preferred_kex)
 WINDOW = 2 * 1024 * 1024  # bytes a channel may have under way; larger ones make paramiko's buffer slower, not faster
 KeyCheck = Callable[[str, bytes], None]
 
@@ -76,8 +78,7 @@ class LinkTransport(paramiko.Transport):
         self._key_offer = tuple(name for name in hop.host_keys.offer() if name in self._key_info)
         self._preferred_ciphers = tuple(name for name in hop.ciphers if name in self._cipher_info)
         self._preferred_macs = tuple(name for name in hop.macs if name in self._mac_info)
-        if hop.kex:
-            self._preferred_kex = tuple(name for name in hop.kex if name in self._kex_info)
+        self._preferred_kex = tuple(name for name in hop.kex if name in self._kex_info)
         self.use_compression(hop.compression)
 
     @property
@@ -113,7 +114,9 @@ def _on_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
     channel._handle_request(message)
 
 
-def _bounded(feed: Callable[[paramiko.Channel, paramiko.Message], None]) -> Callable[[paramiko.Channel, paramiko.Message], None]:
+def _bounded(
+    feed: Callable[[paramiko.Channel, paramiko.Message], None],
+) -> Callable[[paramiko.Channel, paramiko.Message], None]:
     """paramiko takes any amount of data; a server that ignores the window would fill our memory."""
 
     def feed_bounded(channel: paramiko.Channel, message: paramiko.Message) -> None:
