@@ -45,7 +45,7 @@ def verify(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, Any]
         "device": request.get("device"),
         "job": {"trust_remote_code": bool(job.get("trust_remote_code"))},
     }
-    report = _child(python, asked, emit, {str(key): str(value) for key, value in (job.get("env") or {}).items()})
+    report = _child(python, asked, emit, {str(key): str(value) for key, value in (request.get("env") or {}).items()})
     return {**report, "run": run.id if run else None}
 
 
@@ -57,15 +57,10 @@ def output_of(run: RunDir) -> str:
 
 def _child(python: str, asked: Dict[str, Any], emit: Callable[..., None], env: Dict[str, str]) -> Dict[str, Any]:
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
-    clean.update(
-        env,
-        PYTHONPATH=venv.import_path(),
-        CUDA_VISIBLE_DEVICES=env.get("CUDA_VISIBLE_DEVICES", "")
-        if not asked["device"]
-        else clean.get("CUDA_VISIBLE_DEVICES", "0"),
-        TOKENIZERS_PARALLELISM="false",
-        HF_HUB_OFFLINE=clean.get("HF_HUB_OFFLINE", "1"),
-    )
+    clean.update(env, PYTHONPATH=venv.import_path(), TOKENIZERS_PARALLELISM="false")
+    clean.setdefault("HF_HUB_OFFLINE", "1")
+    if not asked["device"]:
+        clean["CUDA_VISIBLE_DEVICES"] = ""  # a check must not take GPU memory from a run that is going
     child = subprocess.Popen(
         [python, "-m", CHILD],
         stdin=subprocess.PIPE,
