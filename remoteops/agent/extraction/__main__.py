@@ -5,6 +5,7 @@ there. Exit status 0: done, or stopped as asked; 1: failed (a ``failure`` event 
 """
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
@@ -13,11 +14,17 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from remoteops.agent import disk, modelinfo
 from remoteops.agent.extraction import dataset, output
+from remoteops.agent.extraction.arena import memory_for
 from remoteops.agent.extraction.reporting import Interrupted, Reporter, last_errors
 from remoteops.agent.protocol import AgentError
 from remoteops.agent.rundir import RunDir, read_json
 
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn", "TOKENIZERS_PARALLELISM": "false"}
+ENGINES = {
+    "connector": "remoteops.agent.extraction.connector:ConnectorEngine",
+    "generator": "remoteops.agent.extraction.generator:GeneratorEngine",
+    "generator-stock": "remoteops.agent.extraction.stock:StockEngine",
+}
 SHUTDOWN = 60.0  # seconds that the libraries get to end by themselves
 
 
@@ -56,7 +63,7 @@ def extract(job: Dict[str, Any], reporter: Reporter) -> int:
     todo, again = found.todo(loaded.rows)
     _announce(reporter, loaded, todo, again)
     if todo:
-        engine = _engine(job, shape, reporter)
+        engine = _engine(job, shape, reporter, todo)
         reporter.interruptible = False
         try:
             reporter.phase("extract", engine=engine.name)
@@ -104,7 +111,7 @@ def _announce(reporter: Reporter, loaded: Any, todo: List[Any], again: Mapping[i
     reporter.progress(0, 0, 0, force=True)
 
 
-def _engine(job: Dict[str, Any], shape: Any, reporter: Reporter) -> Any:
+def _engine(job: Dict[str, Any], shape: Any, reporter: Reporter, todo: List[Any]) -> Any:
     """The engine the job names, started. Raises AgentError(UsageError) for an unknown name."""
     from remoteops.agent.extraction import hostkind
 
@@ -114,19 +121,12 @@ def _engine(job: Dict[str, Any], shape: Any, reporter: Reporter) -> Any:
         reporter.notice("engine: %s" % name)
     for text in hostkind.adapt(job, shape, name):
         reporter.notice(text)
-    if name == "connector":
-        from remoteops.agent.extraction.connector import ConnectorEngine
-
-        return ConnectorEngine(job, reporter)
-    if name == "generator":
-        from remoteops.agent.extraction.generator import GeneratorEngine
-
-        return GeneratorEngine(job, reporter)
-    if name == "generator-stock":
-        from remoteops.agent.extraction.stock import StockEngine
-
-        return StockEngine(job, reporter)
-    raise AgentError("UsageError", "no engine %r" % name, hint="engines: auto, connector, generator, generator-stock")
+    if name not in ENGINES:
+        raise AgentError("UsageError", "no engine %r" % name, hint="engines: auto, " + ", ".join(ENGINES))
+    module, _, kind = ENGINES[name].partition(":")
+    row_bytes = len(job["layers"]) * shape.hidden_size * modelinfo.DTYPE_BYTES.get(str(job["dtype"]), 4)
+    memory = memory_for([len(row.input_ids) for row in todo], row_bytes)
+    return getattr(importlib.import_module(module), kind)(job, reporter, memory, hostkind.writer_threads())
 
 
 def _store(job: Mapping[str, Any], shape: Any, engine: str) -> Any:

@@ -70,3 +70,9 @@ class Ranges:
 
 def rounded(length: int) -> int:
     return max(ALIGN, (length + ALIGN - 1) // ALIGN * ALIGN)
+
+
+def memory_for(lengths: List[int], row_bytes: int, most: int = 4 << 30) -> int:
+    """Bytes of host memory for samples on their way to disk: all of a small run, at least two of the largest samples, else ``most``."""
+    everything = sum(rounded(length * row_bytes) for length in lengths)
+    return max(2 * rounded(max(lengths, default=1) * row_bytes), min(most, everything), 1 << 20)

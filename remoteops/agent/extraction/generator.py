@@ -12,6 +12,7 @@ import threading
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from remoteops.agent.extraction import library
+from remoteops.agent.extraction.arena import memory_for
 from remoteops.agent.extraction.reporting import Reporter, WorkerDied
 from remoteops.agent.extraction.slices import CaptureError, chunks_of
 from remoteops.agent.extraction.worker import CLASS_PATH, Setup
@@ -28,9 +29,10 @@ class GeneratorEngine:
 
     name = "generator"
 
-    def __init__(self, job: Mapping[str, Any], reporter: Reporter) -> None:
+    def __init__(self, job: Mapping[str, Any], reporter: Reporter, memory: int = MEMORY, threads: int = 8) -> None:
         self._job = job
         self._reporter = reporter
+        self._most, self._threads = memory, threads
         self._library = library.start(job, worker=CLASS_PATH)
         self._executor = self._library.executor
         self._scheduler = self._library.scheduler
@@ -40,13 +42,13 @@ class GeneratorEngine:
         self._tokens = 0
         self._guard: Optional[_WorkerGuard] = _WorkerGuard(self._executor)
 
-    def run(self, rows: Sequence[Any], store: Any, gate: Any = None, threads: int = 8, memory: int = MEMORY) -> Dict[str, Any]:
+    def run(self, rows: Sequence[Any], store: Any, gate: Any = None) -> Dict[str, Any]:
         """Write every row. Returns the counts. Raises CaptureError (states that cannot be right), AgentError (a row that cannot fit,
         a failed write) or what the engine raised."""
         self._check_lengths(rows)
         layout = "LSH" if self._job["format"] == "speculators-v1" else "SLH"
         ranks = self._call("remoteops_open", Setup(list(self._job["layers"]), layout, self._budget,
-                                                   self._memory(rows, memory), threads, store, gate))
+                                                   self._memory(rows), self._threads, store, gate))
         self._agree([(one["dtype"], one["hidden"]) for one in ranks])
         self._reporter.notice("capturing on rank 0 of %d" % len(ranks), ranks=ranks)
         try:
@@ -164,13 +166,10 @@ class GeneratorEngine:
     def _executor_failed(self) -> bool:
         return bool(getattr(self._executor, "is_failed", False)) or bool(self._guard and self._guard.dead)
 
-    def _memory(self, rows: Sequence[Any], most: int) -> int:
-        """Host memory for samples on their way: all of a small run, at least two of the largest samples, else ``most``."""
+    def _memory(self, rows: Sequence[Any]) -> int:
         width = int(self._config.model_config.get_hidden_size()) * self._config.model_config.dtype.itemsize
         self._row_bytes = len(self._job["layers"]) * width
-        lengths = [len(row.input_ids) for row in rows] or [1]
-        everything = sum(length * self._row_bytes + 4096 for length in lengths)
-        self._free = self._room = max(2 * max(lengths) * self._row_bytes + 8192, min(most, everything), 1 << 20)
+        self._free = self._room = memory_for([len(row.input_ids) for row in rows], self._row_bytes, self._most)
         return self._room
 
     def _check_lengths(self, rows: Sequence[Any]) -> None:

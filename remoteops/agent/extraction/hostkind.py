@@ -53,6 +53,11 @@ def cores(ranks: int, available: List[int]) -> str:
     return "|".join(",".join(map(str, group)) for group in groups)
 
 
+def writer_threads() -> int:
+    """Threads that write samples: enough for a fast disk, fewer where there are few cores."""
+    return max(2, min(8, (os.cpu_count() or 2) // 2))
+
+
 def _there(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None

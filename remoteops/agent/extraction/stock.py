@@ -21,17 +21,19 @@ class StockEngine:
 
     name = "generator-stock"
 
-    def __init__(self, job: Mapping[str, Any], reporter: Reporter) -> None:
+    def __init__(self, job: Mapping[str, Any], reporter: Reporter, memory: int = 0, threads: int = 4) -> None:
+        del memory  # it comes back through RPC, a batch at a time
         if min(job["layers"]) < 1:
             raise AgentError("UsageError", "the library's generator cannot give layer 0 (embeddings)", hint="use --engine generator")
         self._job = job
         self._reporter = reporter
+        self._threads = threads
         self._library = library.start(job, chunked=False)
 
-    def run(self, rows: Sequence[Any], store: Any, gate: Any = None, threads: int = 4) -> Dict[str, Any]:
+    def run(self, rows: Sequence[Any], store: Any, gate: Any = None) -> Dict[str, Any]:
         order = sorted(self._job["layers"])
         slots = [order.index(depth) for depth in self._job["layers"]]
-        writer = Writer(store, gate, threads)
+        writer = Writer(store, gate, self._threads)
         try:
             for batch in batches(rows, library.batched_tokens(self._job)):
                 if self._reporter.stopping:

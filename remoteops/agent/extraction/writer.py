@@ -32,11 +32,12 @@ class Writer:
 
     ``store`` has ``write(row, states)``; ``gate`` (or None) has ``wait(bytes, stop, failed=False)``, which blocks while the disk is nearly
     full (``failed``: a write has just met that) and is False when the run is being stopped. A full disk is waited for and the sample written again; any other error is kept for
-    the caller, with the row it happened to.
+    the caller, with the row it happened to (and told to ``failed(index, text)``, in the writer's thread).
     """
 
-    def __init__(self, store: Any, gate: Any = None, threads: int = 8) -> None:
+    def __init__(self, store: Any, gate: Any = None, threads: int = 8, failed: Optional[Callable[[int, str], None]] = None) -> None:
         self._store = store
+        self._failed = failed
         self._gate = gate
         self._queue: "queue.SimpleQueue[Optional[Sample]]" = queue.SimpleQueue()
         self._lock = threading.Condition()
@@ -85,10 +86,11 @@ class Writer:
                 written = self._write(sample)
             except Exception as problem:  # noqa: BLE001 - kept for the caller, who names the row and fails the run
                 error = "%s: %s" % (type(problem).__name__, problem)
-            states_release = sample.release
             sample.states = None
-            if states_release is not None:
-                states_release()
+            if sample.release is not None:
+                sample.release()
+            if error and self._failed is not None:
+                self._failed(int(sample.row.index), error)
             with self._lock:
                 self._counts["pending"] -= 1
                 if written:

@@ -1,0 +1,266 @@
+"""The part of the ``connector`` engine that runs inside vLLM: a KV connector that writes samples as they are read by trainers.
+
+vLLM's extract_hidden_states keeps the states of a prompt in a KV cache of their own. Its example connector copies them out of there
+into a staging file under the GIL, in the order of the scheduler's list (0.22-0.23), and holds blocks until every rank has said so
+(0.24-0.30, which leaks with tensor parallel). This one is told by its scheduler side which prompts are complete in a step and in
+which blocks they lie, gathers them in one piece right after they are cached, and frees nothing late. Loaded by
+``kv_connector_module_path``; the stock class is kept as the base for what differs by release: cache layout, registration, block size.
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as stock
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+
+from remoteops.agent.disk import Gate
+from remoteops.agent.extraction.arena import Ranges
+from remoteops.agent.extraction.formats import Store
+from remoteops.agent.extraction.writer import Sample, Writer
+
+MODULE_PATH = "remoteops.agent.extraction.kv_connector"
+CLASS_NAME = "RowConnector"
+SETTINGS = "remoteops"  # key in kv_connector_extra_config
+ERRORS = "writer.errors"  # in the run directory: one JSON line {"index", "error"} a sample that could not be written
+STOP = "writer.stop"  # in the run directory: made to give up waiting for disk space
+
+
+class Save(NamedTuple):
+    """A prompt whose states are complete after this step."""
+
+    index: int
+    token_ids: List[int]
+    block_ids: List[int]
+
+
+class RowMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """What the scheduler side tells the worker side each step."""
+
+    def __init__(self) -> None:
+        self.saves: List[Save] = []
+
+
+class PromptTracker:
+    """Scheduler side: follows each request's blocks and computed tokens until its prompt is complete. No vLLM types."""
+
+    def __init__(self, group: int = 0) -> None:
+        self._group = group
+        self._prompts: Dict[str, List[int]] = {}
+        self._blocks: Dict[str, List[int]] = {}
+
+    def step(self, output: Any) -> List[Save]:
+        """The prompts that this step completes, each once."""
+        computed: Dict[str, int] = {}
+        for new in output.scheduled_new_reqs:
+            self._prompts[new.req_id] = list(new.prompt_token_ids or [])
+            self._blocks[new.req_id] = list(new.block_ids[self._group])
+            computed[new.req_id] = new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        resumed = getattr(cached, "resumed_req_ids", None)
+        flags = getattr(cached, "resumed_from_preemption", None)
+        for at, request in enumerate(cached.req_ids):
+            if request not in self._prompts:
+                continue
+            blocks = cached.new_block_ids[at]
+            again = request in resumed if resumed is not None else bool(flags and flags[at])
+            if again:
+                self._blocks[request] = list(blocks[self._group]) if blocks else []
+            elif blocks:
+                self._blocks[request] += blocks[self._group]
+            computed[request] = cached.num_computed_tokens[at]
+        saves = []
+        for request, begun in computed.items():
+            prompt = self._prompts[request]
+            if begun + output.num_scheduled_tokens.get(request, 0) >= len(prompt):
+                saves.append(Save(row_index(request), prompt, self._blocks.pop(request)))
+                del self._prompts[request]
+        return saves
+
+    def forget(self, request: str) -> None:
+        self._prompts.pop(request, None)
+        self._blocks.pop(request, None)
+
+
+class RowConnector(stock.ExampleHiddenStatesConnector):  # type: ignore[misc]
+    """See the module. Settings (JSON) come in kv_connector_extra_config["remoteops"]."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._settings: Dict[str, Any] = self._kv_transfer_config.get_from_extra_config(SETTINGS, {})
+        group, block_size = cache_group(kv_cache_config, vllm_config.cache_config.block_size)
+        self._row_block_size = block_size
+        self._tracker = PromptTracker(group)
+        self._sink: Optional[_Sink] = None
+
+    # scheduler side
+
+    def build_connector_meta(self, scheduler_output: Any) -> RowMetadata:
+        meta = RowMetadata()
+        meta.saves = self._tracker.step(scheduler_output)
+        return meta
+
+    def request_finished(self, request: Any, block_ids: Any) -> Tuple[bool, Optional[Dict[str, Any]]]:
+        self._tracker.forget(request.request_id)
+        return False, None
+
+    def request_finished_all_groups(self, request: Any, block_ids: Any) -> Tuple[bool, Optional[Dict[str, Any]]]:
+        return self.request_finished(request, block_ids)
+
+    # worker side
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        if layer_name not in self.cache_layers or not self.has_connector_metadata():
+            return
+        metadata = self._get_connector_metadata()
+        if not isinstance(metadata, RowMetadata) or not metadata.saves:
+            return
+        if self._sink is None:
+            from vllm.distributed import get_tensor_model_parallel_rank
+
+            self._sink = _Sink(self._settings, kv_layer.device, keeps=get_tensor_model_parallel_rank() == 0)
+        self._sink.take(metadata.saves, kv_layer, self._row_block_size)
+        metadata.saves = []
+
+    def wait_for_save(self) -> None:
+        """Nothing to wait for: the gather is on the model's stream, and writing has its own memory."""
+
+    def get_finished(self, finished_req_ids: Any) -> Tuple[None, None]:
+        return None, None
+
+    def get_finished_count(self) -> Optional[int]:
+        return 1
+
+    def shutdown(self) -> None:
+        if self._sink is not None:
+            self._sink.close()
+
+
+class _Sink:
+    """Rank 0's way from the cache to the files."""
+
+    def __init__(self, settings: Dict[str, Any], device: torch.device, *, keeps: bool) -> None:
+        self._keeps = keeps
+        if not keeps:
+            return
+        self._cuda = device.type == "cuda"
+        self._split = settings["format"] == "speculators-v1"
+        self._stream = torch.cuda.Stream(device) if self._cuda else None
+        self._memory = torch.empty(int(settings["memory"]), dtype=torch.uint8, pin_memory=self._cuda)
+        self._ranges = Ranges(self._memory.numel())
+        self._rows = _Rows(settings)
+        self._errors = os.path.join(settings["run"], ERRORS)
+        self._stop = os.path.join(settings["run"], STOP)
+        self._reported = 0
+        store = Store(settings["out"], settings["format"], settings["layers"], "connector", sync=settings["sync"])
+        self._writer = Writer(store, _StoppableGate(Gate(settings["out"], int(settings["reserve"]), settings["run"]), self._stop),
+                              int(settings["threads"]), failed=self._failed)
+
+    def take(self, saves: Sequence[Save], kv_layer: torch.Tensor, block_size: int) -> None:
+        if not self._keeps:
+            return
+        total = sum(len(save.token_ids) for save in saves)
+        slots = torch.empty(total, dtype=torch.long, pin_memory=self._cuda)
+        offset = 0
+        for save in saves:
+            length = len(save.token_ids)
+            blocks = torch.tensor(save.block_ids[:(length + block_size - 1) // block_size], dtype=torch.long)
+            slots[offset:offset + length] = (blocks[:, None] * block_size + torch.arange(block_size)).flatten()[:length]
+            offset += length
+        states = stock.extract_from_kv_cache(kv_layer, slots.to(kv_layer.device, non_blocking=True), total)
+        size = states[0].numel() * states.element_size()
+        while not self._ranges.wait([size * len(save.token_ids) for save in saves], 1.0):
+            if os.path.exists(self._stop):
+                break  # what waits is dropped by the writer; what comes now finds room or memory of its own
+        samples, offset = [], 0
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(kv_layer.device))
+            with torch.cuda.stream(self._stream):
+                for save in saves:
+                    samples.append(self._copy(save, states[offset:offset + len(save.token_ids)]))
+                    offset += len(save.token_ids)
+                event = torch.cuda.Event()
+                event.record(self._stream)
+            states.record_stream(self._stream)
+            ready = event.synchronize
+        else:
+            for save in saves:
+                samples.append(self._copy(save, states[offset:offset + len(save.token_ids)]))
+                offset += len(save.token_ids)
+            ready = None
+        for sample in samples:
+            sample.ready = ready
+            self._writer.submit(sample)
+
+    def close(self) -> None:
+        if self._keeps:
+            self._writer.drain(60.0)
+            self._writer.close()
+
+    def _copy(self, save: Save, states: torch.Tensor) -> Sample:
+        size = states.numel() * states.element_size()
+        offset = self._ranges.take(size)
+        flat = self._memory[offset:offset + size] if offset is not None else torch.empty(size, dtype=torch.uint8)
+        host = flat.view(states.dtype)
+        kept: Any
+        if self._split:
+            kept = list(host.view(states.shape[1], states.shape[0], states.shape[2]).unbind(0))
+            for slot, one in enumerate(kept):
+                one.copy_(states[:, slot], non_blocking=True)
+        else:
+            kept = host.view(states.shape)
+            kept.copy_(states, non_blocking=True)
+        return Sample(self._rows.get(save), kept, size, None, None if offset is None else lambda: self._ranges.give(offset, size))
+
+    def _failed(self, index: int, error: str) -> None:
+        fd = os.open(self._errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(fd, json.dumps({"index": index, "error": error}).encode() + b"\n")
+        finally:
+            os.close(fd)
+
+
+class _Rows:
+    """Rows by index. Token ids come with the prompt; loss masks (needed by one format only) from the output folder's rows."""
+
+    def __init__(self, settings: Dict[str, Any]) -> None:
+        self._masks: Optional[Dict[int, List[int]]] = None
+        if settings["format"] == "speculators-v1":
+            from remoteops.agent.extraction.output import read_rows
+
+            self._masks = {row.index: row.loss_mask for row in read_rows(settings["out"])}
+
+    def get(self, save: Save) -> Any:
+        from remoteops.agent.extraction.dataset import Row
+
+        return Row(save.index, save.token_ids, [] if self._masks is None else self._masks[save.index])
+
+
+class _StoppableGate:
+    """The disk gate, given up when the run's stop file appears (the process that waits hears no signal)."""
+
+    def __init__(self, gate: Gate, stop: str) -> None:
+        self._gate = gate
+        self._stop = stop
+
+    def wait(self, size: int, stop: Any, *, failed: bool = False) -> bool:
+        return self._gate.wait(size, lambda: stop() or os.path.exists(self._stop), failed=failed)
+
+
+def row_index(request: str) -> int:
+    """The row of a request id: vLLM may have added a suffix to the ``row-N`` it was given. Raises ValueError for a stranger."""
+    match = re.match(r"row-(\d+)(\D|$)", request)
+    if match is None:
+        raise ValueError("no request of remoteops: %s" % request)
+    return int(match.group(1))
+
+
+def cache_group(kv_cache_config: Any, block_size: int) -> Tuple[int, int]:
+    """``(group, block size)`` of the hidden states' KV cache: its own group where there are several, else the only one."""
+    groups = list(getattr(kv_cache_config, "kv_cache_groups", None) or [])
+    marked = [at for at, group in enumerate(groups) if type(group.kv_cache_spec).__name__ == "HiddenStateCacheSpec"]
+    at = marked[0] if len(marked) == 1 else 0
+    return (at, int(groups[at].kv_cache_spec.block_size)) if groups else (0, int(block_size))
