@@ -4,6 +4,7 @@ Fabric's own program runs a task once a host, one after another, stops at the fi
 without -H, opens ad hoc connections without checking host keys, and ends with a traceback on most errors. The
 classes here keep its command line and replace these five.
 """
+
 from __future__ import annotations
 
 import importlib.util
@@ -42,8 +43,9 @@ class Program(fabric.main.Fab):  # type: ignore[misc]
         try:
             super().parse_tasks()
         except ParseError as error:
-            raise Exit(f"UsageError: {error}\n  do: `fab --list` shows the tasks, `fab TASK --help` the options of one",
-                       code=2) from None
+            raise Exit(
+                f"UsageError: {error}\n  do: `fab --list` shows the tasks, `fab TASK --help` the options of one", code=2
+            ) from None
 
 
 def with_flags(tokens: list[str], collection: Collection) -> list[str]:
@@ -78,6 +80,7 @@ def _takes_value(task: Any, name: str) -> bool:
 def shell(session: Session, line: str) -> int:
     """Run a command on each host: fab -H HOST -- COMMAND."""
     from remoteops import fleet
+
     return session.each(lambda host: fleet.shell(host, line), fleet.show_shell)
 
 
@@ -105,6 +108,13 @@ def load_tasks() -> ModuleType:
 def main(argv: list[str] | None = None) -> None:
     """``remoteops``: the same tasks from any folder."""
     from importlib.metadata import version
-    program = Program(name="remoteops", binary="remoteops", version=version("remoteops"), executor_class=Executor,
-                      config_class=fabric.Config, namespace=load_tasks().ns)
+
+    program = Program(
+        name="remoteops",
+        binary="remoteops",
+        version=version("remoteops"),
+        executor_class=Executor,
+        config_class=fabric.Config,
+        namespace=load_tasks().ns,
+    )
     program.run(argv if argv is None else ["remoteops", *argv])

@@ -1,8 +1,9 @@
-"""What every task has in common: which hosts it aims at, how results and errors are shown, which exit code it ends with.
+"""What every task has in common: the hosts it aims at, how results and errors are shown, its exit code.
 
 ``@command`` makes a Fabric task of a function ``(session, ...)``. A parameter's annotation decides how its text is read
 (``int``, ``float``, ``bool``, ``str``, a tuple for several); nothing gets a one-letter flag by accident.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -35,6 +36,7 @@ class Session:
     def inventory(self) -> Inventory:
         if self._inventory is None:
             from remoteops.inventory import load
+
             self._inventory = load()
         return self._inventory
 
@@ -57,6 +59,7 @@ class Session:
         if host.connect != "lab":
             return host
         from remoteops.lab import resolve
+
         return resolve(host, self.report)
 
     def report(self, line: str) -> None:
@@ -73,10 +76,11 @@ class Session:
         if len(hosts) == 1:
             return view(self.console, function(hosts[0])) or 0
         from remoteops import fleet
+
         return fleet.show(self.console, fleet.each(hosts, function), view)
 
 
-class Flag(Argument):
+class Flag(Argument):  # type: ignore[misc]
     """An option whose text is checked when it is read, with a line instead of a traceback."""
 
     def set_value(self, value: Any, cast: bool = True) -> None:
@@ -116,8 +120,14 @@ class Command(fabric.Task):  # type: ignore[misc]
         help_text = "one JSON document on stdout" if parameter.name == "json" else self.help.get(parameter.name, "")
         dashed = parameter.name.replace("_", "-")
         # Invoke recurses without end when an argument's attribute name equals its flag.
-        return Flag(names=(dashed,), attr_name=parameter.name if dashed != parameter.name else None, kind=kind,
-                    positional=required, default=None if required else default, help=help_text)
+        return Flag(
+            names=(dashed,),
+            attr_name=parameter.name if dashed != parameter.name else None,
+            kind=kind,
+            positional=required,
+            default=None if required else default,
+            help=help_text,
+        )
 
     def __call__(self, context: Any, *args: Any, **kwargs: Any) -> None:
         json = bool(kwargs.pop("json", False))
@@ -153,18 +163,28 @@ def guarded(console: Console, action: Callable[[], Any]) -> int:
 def _defect(error: Exception) -> RemoteOpsError:
     import tempfile
     import traceback
-    with tempfile.NamedTemporaryFile("w", prefix="remoteops-defect-", suffix=".txt", delete=False, encoding="utf-8") as file:
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="remoteops-defect-", suffix=".txt", delete=False, encoding="utf-8"
+    ) as file:
         file.write(traceback.format_exc())
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return RemoteOpsError(f"a defect of remoteops: {type(error).__name__}: {error}",
-                          tried=f"{place.name} in {place.filename.rsplit('/', 1)[-1]}:{place.lineno}",
-                          hint=f"please report it with {file.name}", defect=True)
+    return RemoteOpsError(
+        f"a defect of remoteops: {type(error).__name__}: {error}",
+        tried=f"{place.name} in {place.filename.rsplit('/', 1)[-1]}:{place.lineno}",
+        hint=f"please report it with {file.name}",
+        defect=True,
+    )
 
 
-def command(*, positional: str = "", help: Mapping[str, str] | None = None, name: str | None = None) -> Callable[..., Command]:
+def command(
+    *, positional: str = "", help: Mapping[str, str] | None = None, name: str | None = None
+) -> Callable[..., Command]:
     """Decorator: a function ``(session, ...)`` becomes a task. ``positional`` may be given without its flag."""
+
     def wrap(body: Callable[..., Any]) -> Command:
         return Command(body, optional_positional=positional, help=dict(help or {}), name=name)
+
     return wrap
 
 
@@ -182,6 +202,7 @@ def _kinds(annotation: Any) -> set[Any]:
     """The plain types in an annotation: ``int | None`` -> {int, NoneType}, ``tuple[str, ...]`` -> {tuple}."""
     import types
     import typing
+
     origin = typing.get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
         return set().union(*(_kinds(part) for part in typing.get_args(annotation)))

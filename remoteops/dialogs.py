@@ -2,6 +2,7 @@
 
 Here use cases and console meet; neither knows the other. Every function returns an exit code.
 """
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,8 @@ def probing(session: Session, *, html: str, baseline: str, **options: Any) -> in
     from pathlib import Path
 
     from remoteops import probe
-    from remoteops.console import findings, html as pages
+    from remoteops.console import findings
+    from remoteops.console import html as pages
 
     def view(console: Any, document: Any) -> int:
         if html:
@@ -28,19 +30,25 @@ def probing(session: Session, *, html: str, baseline: str, **options: Any) -> in
         else:
             findings.show(console, document, everything=options["everything"])
         return probe.exit_code(document)
+
     release = None if baseline == "none" else baseline
     return session.each(lambda host: probe.probe(host, baseline=release, **options), view)
 
 
-def patching(session: Session, *, only: tuple[str, ...], model: str | None, yes: bool, dry_run: bool, force: bool) -> int:
+def patching(
+    session: Session, *, only: tuple[str, ...], model: str | None, yes: bool, dry_run: bool, force: bool
+) -> int:
     """Audit, plan, show, ask, apply, prove, on each host in turn (each has its own diff to read)."""
     return max(_patch(session, host, only, model, yes, dry_run, force) for host in session.hosts)
 
 
-def _patch(session: Session, host: Host, only: tuple[str, ...], model: str | None, yes: bool, dry_run: bool, force: bool) -> int:
+def _patch(
+    session: Session, host: Host, only: tuple[str, ...], model: str | None, yes: bool, dry_run: bool, force: bool
+) -> int:
     from remoteops import patch
     from remoteops.console import changes
     from remoteops.remote import open_agent
+
     console = session.console
     with open_agent(host) as agent:
         planned = patch.plan(host, only=only, model=model, agent=agent)
@@ -52,8 +60,12 @@ def _patch(session: Session, host: Host, only: tuple[str, ...], model: str | Non
             return 1 if planned.plan.remaining else 0
         nothing = planned.plan.empty and not planned.state["patches"]
         if not (planned.done or nothing or console.confirm(f"apply this to {host.name}?", yes=yes)):
-            raise UsageError("nothing was changed", host=host.name, tried="a question on the terminal",
-                             hint="answer y, or pass --yes where there is no terminal")
+            raise UsageError(
+                "nothing was changed",
+                host=host.name,
+                tried="a question on the terminal",
+                hint="answer y, or pass --yes where there is no terminal",
+            )
         done = patch.apply(host, planned, force=force, agent=agent, on_event=_phases(session))
     return changes.outcome(console, host.name, {**done.as_dict(), "done": planned.done})
 
@@ -62,6 +74,7 @@ def _phases(session: Session) -> Any:
     def tell(event: dict[str, Any]) -> None:
         if event.get("event") == "phase":
             session.console.note(f"{event['phase']} ...")
+
     return tell
 
 
@@ -70,6 +83,7 @@ def statuses(session: Session, run: str | None, *, watch: bool, limit: int) -> i
     from remoteops import logs, runs
     from remoteops.console import status as views
     from remoteops.console.live import LiveView
+
     hosts = session.hosts
     targets = [logs.Target(host, run) for host in hosts]
     what = logs.What(log=False, status=True)
@@ -84,14 +98,26 @@ def statuses(session: Session, run: str | None, *, watch: bool, limit: int) -> i
     return views.overview(session.console, runs.overview(hosts, limit=limit))
 
 
-def following(session: Session, run: str | None, *, lines: str, no_follow: bool, since: str, grep: str | None,
-              ignore_case: bool, raw: bool) -> int:
+def following(
+    session: Session,
+    run: str | None,
+    *,
+    lines: str,
+    no_follow: bool,
+    since: str,
+    grep: str | None,
+    ignore_case: bool,
+    raw: bool,
+) -> int:
     """Show a log and go on with it until the run is over."""
     from remoteops import logs
     from remoteops.console.logview import LogView
+
     targets = [logs.Target(host, run) for host in session.hosts]
     at, ago = _moment(since)
-    what = logs.What(lines=_lines(lines), since=at, since_ago=ago, grep=grep, ignore_case=ignore_case, follow=not no_follow)
+    what = logs.What(
+        lines=_lines(lines), since=at, since_ago=ago, grep=grep, ignore_case=ignore_case, follow=not no_follow
+    )
     return logs.follow(targets, LogView(session.console, targets, raw=raw), what).exit_code
 
 
@@ -99,6 +125,7 @@ def stopping(session: Session, run: str | None, *, leftovers: bool, yes: bool, g
     """Ask, then stop a run, or end what earlier runs left behind."""
     from remoteops import runs
     from remoteops.console import status as views
+
     host, console = session.host, session.console
     if leftovers:
         found = runs.leftovers(host)
@@ -116,8 +143,11 @@ def stopping(session: Session, run: str | None, *, leftovers: bool, yes: bool, g
 
 def _ask(session: Session, question: str, yes: bool) -> None:
     if not session.console.confirm(question, yes=yes):
-        raise UsageError("nothing was stopped", tried="a question on the terminal",
-                         hint="answer y, or pass --yes where there is no terminal")
+        raise UsageError(
+            "nothing was stopped",
+            tried="a question on the terminal",
+            hint="answer y, or pass --yes where there is no terminal",
+        )
 
 
 def _lines(text: str) -> int | None:
@@ -129,9 +159,13 @@ def _lines(text: str) -> int | None:
 
 
 def _moment(text: str) -> tuple[float | None, float | None]:
-    """``--since``: '90s', '15m', '2h', '1d' ago, or a local time '14:05', '2026-11-30 14:05'. Returns (unix time, seconds ago)."""
+    """``--since``: '90s', '15m', '2h', '1d' ago, or a local time '14:05', '2026-11-30 14:05'.
+
+    Returns (unix time, None) or (None, seconds ago).
+    """
     import datetime
     import re
+
     if not text:
         return None, None
     if ago := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text):
@@ -145,3 +179,146 @@ def _moment(text: str) -> tuple[float | None, float | None]:
     except ValueError:
         raise UsageError(f"--since does not understand '{text}'", hint="15m, 2h, 14:05 or 2026-11-30T14:05") from None
     return moment.timestamp(), None
+
+
+def extracting(session: Session, *, detach: bool, **options: Any) -> int:
+    """Check, start, follow with a live view, sum up. Ctrl-C leaves the run alone."""
+    from remoteops import extract
+    from remoteops.console import extraction
+    from remoteops.console.live import LiveView
+
+    host, console = session.host, session.console
+    wanted = extract.Options(**options)
+    if console.json or detach:
+        document = extract.extract(host, wanted, detach=detach, on_event=_steps(session))
+        return int(extraction.show_extract(console, document))
+    with LiveView(console, host.name) as view:
+
+        def tell(event: dict[str, Any]) -> None:
+            if event["event"] == "step":
+                view.phase(event["step"])
+            elif event["event"] == "started":
+                view.phase("start", "done", f"run {event['run']}, engine {event['engine']}, layers {event['layers']}")
+
+        document = extract.extract(host, wanted, sink=view, on_event=tell)
+    return int(extraction.show_extract(console, document))
+
+
+def _steps(session: Session) -> Any:
+    def tell(event: dict[str, Any]) -> None:
+        if event.get("event") == "step":
+            session.console.note(f"{event['step']} ...")
+        elif event.get("event") == "started":
+            session.console.note(f"run {event['run']} started")
+
+    return tell
+
+
+def verifying(session: Session, run: str | None, *, out: str | None, reference: int) -> int:
+    """Read back what a run wrote and say whether it is right."""
+    from remoteops import verify
+    from remoteops.console import extraction
+
+    return session.one(
+        lambda host: verify.verify(host, run, out=out, reference=reference, on_event=_steps(session)),
+        extraction.show_verify,
+    )
+
+
+def pulling(
+    session: Session, run: str | None, *, to: str, samples: int | None, rows: tuple[str, ...], out: str | None
+) -> int:
+    """Copy samples here, with a bar of bytes where there is a terminal."""
+    from pathlib import Path
+
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    from remoteops import pull
+    from remoteops.console import extraction
+
+    if not all(row.isdigit() for row in rows):
+        raise UsageError("--rows takes row numbers", tried=" ".join(rows), hint="--rows 3 --rows 17")
+    console = session.console
+    with Progress(
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console.aside,
+        transient=True,
+        disable=not console.aside.is_terminal,
+    ) as bar:
+        task = bar.add_task("pull", total=None)
+
+        def tell(event: dict[str, Any]) -> None:
+            if event["event"] == "progress":
+                bar.update(task, completed=event["bytes"], total=event["bytes_total"])
+
+        document = pull.pull(
+            session.host,
+            run,
+            to=Path(to),
+            samples=samples,
+            out=out,
+            on_event=tell,
+            rows=[int(row) for row in rows] or None,
+        )
+    return int(extraction.show_pull(console, document))
+
+
+def auditing(
+    session: Session,
+    consumer: str,
+    provider: str,
+    *,
+    html: str,
+    consumer_path: str | None,
+    provider_path: str | None,
+    baseline: str,
+    everything: bool,
+    **options: Any,
+) -> int:
+    """The same audit as `probe`, on releases from the package index or on folders here; no host is asked."""
+    from pathlib import Path
+
+    from remoteops import probe
+    from remoteops.console import findings
+    from remoteops.console import html as pages
+
+    document = probe.audit(
+        consumer,
+        provider,
+        consumer_path=consumer_path,
+        provider_path=provider_path,
+        baseline=None if baseline == "none" else baseline,
+        everything=everything,
+        **options,
+    )
+    if html:
+        session.console.note(f"wrote {pages.write(Path(html), document)}")
+    if session.console.json:
+        session.console.document(document)
+    else:
+        findings.show(session.console, document, everything=everything)
+    return probe.exit_code(document)
+
+
+def comparing(
+    session: Session, consumers: tuple[str, ...], providers: tuple[str, ...], *, html: str, **options: Any
+) -> int:
+    """Each consumer release against each provider release."""
+    from pathlib import Path
+
+    from remoteops import matrix
+    from remoteops.console import findings
+    from remoteops.console import html as pages
+
+    document = matrix.matrix(
+        consumers, providers, on_event=lambda event: session.console.note(str(event.get("text") or event)), **options
+    )
+    if html:
+        session.console.note(f"wrote {pages.write(Path(html), document)}")
+    if session.console.json:
+        session.console.document(document)
+    else:
+        findings.show_matrix(session.console, document)
+    return 0

@@ -2,6 +2,7 @@
 
 The models are frozen. ``json_schema()`` is the same knowledge for editors (docs/inventory.schema.json).
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -19,8 +20,10 @@ def _plain_env(value: Any) -> Any:
     """Environment values may be written as numbers; everything else stays as it is and is judged by its type."""
     if not isinstance(value, Mapping):
         return value
-    return {key: str(item) if isinstance(item, int | float) and not isinstance(item, bool) else item
-            for key, item in value.items()}
+    return {
+        key: str(item) if isinstance(item, int | float) and not isinstance(item, bool) else item
+        for key, item in value.items()
+    }
 
 
 Texts = Annotated[tuple[StrictStr, ...], BeforeValidator(_listed)]
@@ -120,5 +123,8 @@ class Document(Record):
 def json_schema() -> dict[str, Any]:
     """JSON schema of inventory.yaml, for editors."""
     schema = Document.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "remoteops inventory",
-            **{key: value for key, value in schema.items() if key != "title"}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "remoteops inventory",
+        **{key: value for key, value in schema.items() if key != "title"},
+    }

@@ -3,6 +3,7 @@
 With ``--json`` stdout carries one document (or JSON lines for streams) and nothing else; what a person may want to
 see meanwhile goes to stderr. Text from a host is neutralised by ``plain`` before it is shown.
 """
+
 from __future__ import annotations
 
 import json
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from remoteops.errors import RemoteOpsError
 
 if TYPE_CHECKING:
-    import rich.console
+    from rich.console import Console as Rich
 
 __all__ = ["Console", "plain"]
 
@@ -24,7 +25,9 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u20
 
 def plain(text: str) -> str:
     """Text that is safe on a terminal: line feeds and tabs stay, every other control is shown as its code."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}" if ord(found[0]) < 256 else f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(
+        lambda found: f"\\x{ord(found[0]):02x}" if ord(found[0]) < 256 else f"\\u{ord(found[0]):04x}", text
+    )
 
 
 class Console:
@@ -34,15 +37,17 @@ class Console:
         self.json = json
 
     @cached_property
-    def rich(self) -> rich.console.Console:
+    def rich(self) -> Rich:
         """For results: stdout, or stderr where stdout belongs to JSON."""
         import rich.console
+
         return rich.console.Console(stderr=self.json, highlight=False, soft_wrap=False)
 
     @cached_property
-    def aside(self) -> rich.console.Console:
+    def aside(self) -> Rich:
         """For progress, questions and errors: always stderr."""
         import rich.console
+
         return rich.console.Console(stderr=True, highlight=False)
 
     def say(self, text: str, style: str = "") -> None:

@@ -1,4 +1,5 @@
 """How a patch looks: the plan with the finding behind each hunk, what came of it, and what state the host is in."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -14,21 +15,36 @@ def plan(console: Console, planned: Any) -> None:
     if console.json:
         return
     from rich.text import Text
+
     show = console.rich
     for file in planned.plan.files:
         show.print(Text(plain(f"\n{planned.root}/{file.file}"), style="bold"), soft_wrap=True)
         for hunk in file.hunks:
             for name in hunk.findings:
                 finding = planned.plan.finding(name)
-                show.print(Text(plain(f"# {finding['rule']}: {finding.get('error') or finding.get('detail') or ''}"), style="yellow"),
-                           soft_wrap=True)
+                show.print(
+                    Text(
+                        plain(f"# {finding['rule']}: {finding.get('error') or finding.get('detail') or ''}"),
+                        style="yellow",
+                    ),
+                    soft_wrap=True,
+                )
             for line in hunk.text.splitlines():
-                style = "green" if line.startswith("+") else "red" if line.startswith("-") else \
-                    "cyan" if line.startswith("@@") else ""
+                style = (
+                    "green"
+                    if line.startswith("+")
+                    else "red"
+                    if line.startswith("-")
+                    else "cyan"
+                    if line.startswith("@@")
+                    else ""
+                )
                 show.print(Text(plain(line), style=style), soft_wrap=True)
     count = len(planned.plan.fixes)
     if count:
-        console.say(f"\n{count} fix{'es' if count > 1 else ''} in {len(planned.plan.files)} file(s); reversible with --revert")
+        console.say(
+            f"\n{count} fix{'es' if count > 1 else ''} in {len(planned.plan.files)} file(s); reversible with --revert"
+        )
     remaining(console, [{"finding": item.finding, "why": item.why} for item in planned.plan.remaining])
 
 
@@ -36,8 +52,10 @@ def remaining(console: Console, items: Sequence[Mapping[str, Any]]) -> None:
     """Breaks that no patch resolves, each with the reason in a line."""
     for item in items:
         finding = item["finding"]
-        console.say(f"not patched: {finding['rule']} {finding.get('symbol', '')} ({finding['file']}:{finding['line']}): {item['why']}",
-                    style="yellow")
+        place = f"{finding['file']}:{finding['line']}"
+        console.say(
+            f"not patched: {finding['rule']} {finding.get('symbol', '')} ({place}): {item['why']}", style="yellow"
+        )
 
 
 def outcome(console: Console, host: str, document: Mapping[str, Any]) -> int:
@@ -47,13 +65,18 @@ def outcome(console: Console, host: str, document: Mapping[str, Any]) -> int:
         console.document({**document, "host": host})
         return 1 if left else 0
     if document["already"]:
-        console.say(f"{host}: nothing to do, it is patched already" if document.get("done") else f"{host}: nothing to patch")
+        console.say(
+            f"{host}: nothing to do, it is patched already" if document.get("done") else f"{host}: nothing to patch"
+        )
     else:
         files = document["changed"]
         console.say(f"{host}: patched {len(files)} file(s): {', '.join(files)}", style="green")
         proof = document["proof"]
         if proof.get("imported"):
-            console.say("proved: audited again without a break, and imported in the host's venv: " + ", ".join(proof["imported"]))
+            console.say(
+                "proved: audited again without a break, and imported in the host's venv: "
+                + ", ".join(proof["imported"])
+            )
         elif proof:
             console.say("proved: audited again")
     remaining(console, left)

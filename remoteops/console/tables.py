@@ -1,4 +1,5 @@
 """Tables for hosts, the lab and the doctor, in the one look that all tasks share."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -6,7 +7,12 @@ from typing import Any
 
 from remoteops.console import Console, plain
 
-_MARKS = {"ok": ("ok", "green"), "failed": ("FAILED", "bold red"), "warning": ("warning", "yellow"), "skipped": ("-", "dim")}
+_MARKS = {
+    "ok": ("ok", "green"),
+    "failed": ("FAILED", "bold red"),
+    "warning": ("warning", "yellow"),
+    "skipped": ("-", "dim"),
+}
 
 
 def table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str = "") -> None:
@@ -14,11 +20,14 @@ def table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[Any]
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
+
     view = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False, show_edge=False)
     for column in columns:
         view.add_column(column, overflow="fold")
     for row in rows:
-        view.add_row(*(cell if isinstance(cell, Text) else Text(plain("" if cell is None else str(cell))) for cell in row))
+        view.add_row(
+            *(cell if isinstance(cell, Text) else Text(plain("" if cell is None else str(cell))) for cell in row)
+        )
     console.rich.print(view)
 
 
@@ -27,9 +36,18 @@ def hosts(console: Console, document: dict[str, Any]) -> int:
     if console.json:
         console.document(document)
         return 0
-    rows = [("* " + item["name"] if item["default"] else "  " + item["name"], item["target"], item["jump"] or "-",
-             ", ".join(item["keys"]) or "agent, default keys", item["venv"] or "-", item["python"] or "looked for",
-             ", ".join(item["groups"])) for item in document["hosts"]]
+    rows = [
+        (
+            "* " + item["name"] if item["default"] else "  " + item["name"],
+            item["target"],
+            item["jump"] or "-",
+            ", ".join(item["keys"]) or "agent, default keys",
+            item["venv"] or "-",
+            item["python"] or "looked for",
+            ", ".join(item["groups"]),
+        )
+        for item in document["hosts"]
+    ]
     table(console, ("  host", "target", "through", "keys", "venv", "python", "groups"), rows)
     console.say(f"{document['file']}; * is the default host")
     for name, members in document["groups"].items():
@@ -68,8 +86,9 @@ def doctor(console: Console, document: dict[str, Any]) -> int:
     """`fab doctor`: each layer in order; the first that failed says what to do."""
     if console.json:
         console.document(document)
-        return document["exit_code"]
+        return int(document["exit_code"])
     from rich.text import Text
+
     console.say(document["host"], style="bold")
     rows = []
     for item in document["layers"]:
@@ -79,4 +98,4 @@ def doctor(console: Console, document: dict[str, Any]) -> int:
     for item in document["layers"]:
         if item.get("hint"):
             console.say(f"  {item['layer']}: {item['hint']}")
-    return document["exit_code"]
+    return int(document["exit_code"])

@@ -2,6 +2,7 @@
 
 ``resolve(host)`` turns a host with ``connect: lab`` into an ordinary SSH host and brings it up first where needed.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -33,6 +34,7 @@ endpoint = resolve
 def up(name: str = "seed", report: Report = to_stderr) -> dict[str, Any]:
     """Build, start and furnish the host of a profile; returns its status."""
     from remoteops.inventory import Host, LabSpec
+
     place = Place(profile(name).name)
     _bring_up(place, Host(name="lab", connect="lab", lab=LabSpec(profile=name)), report)
     return status(name)
@@ -41,14 +43,25 @@ def up(name: str = "seed", report: Report = to_stderr) -> dict[str, Any]:
 def status(name: str | None = None) -> dict[str, Any]:
     """What there is of the lab: for each profile whether it is built and running, its port, versions and size."""
     from remoteops.lab import server
+
     labs = []
     for each in [profile(name).name] if name else profiles():
         place = Place(each)
         state = place.state()
-        labs.append({"profile": each, "title": profile(each).title, "root": str(place.root), "built": "venv" in state,
-                     "running": server.running(place), "server": state.get("server"), "port": state.get("port"),
-                     "versions": state.get("versions", {}), "furnished": "furnished" in state,
-                     "ssh": f"ssh -F {place.ssh_config} lab"})
+        labs.append(
+            {
+                "profile": each,
+                "title": profile(each).title,
+                "root": str(place.root),
+                "built": "venv" in state,
+                "running": server.running(place),
+                "server": state.get("server"),
+                "port": state.get("port"),
+                "versions": state.get("versions", {}),
+                "furnished": "furnished" in state,
+                "ssh": f"ssh -F {place.ssh_config} lab",
+            }
+        )
     return {"schema": "remoteops.lab/1", "labs": labs}
 
 
@@ -57,6 +70,7 @@ def down(name: str | None = None, *, purge: bool = False, report: Report = to_st
     import shutil
 
     from remoteops.lab import server
+
     done = []
     for each in [profile(name).name] if name else profiles():
         place = Place(each)
@@ -72,10 +86,12 @@ def down(name: str | None = None, *, purge: bool = False, report: Report = to_st
 
 def _bring_up(place: Place, host: Host, report: Report) -> None:
     from remoteops.lab import server
+
     spec = profile(place.name)
     state = place.state()
     if state.get("venv") != spec.fingerprint or not place.python.exists():
         from remoteops.lab import build
+
         place.prepare()
         with place.locked(report):
             build.ensure(place, spec, report)
@@ -84,6 +100,7 @@ def _bring_up(place: Place, host: Host, report: Report) -> None:
         with place.locked(report):
             server.ensure(place, report)
     from remoteops.lab import furnish
+
     if place.state().get("furnished") != furnish.wanted(place):
         with place.locked(report):
             furnish.ensure(place, _as_ssh(place, host), report)
@@ -91,11 +108,21 @@ def _bring_up(place: Place, host: Host, report: Report) -> None:
 
 def _as_ssh(place: Place, host: Host) -> Host:
     state = place.state()
-    return host.model_copy(update={
-        "connect": "ssh", "address": "127.0.0.1", "port": int(state["port"]), "user": str(state["user"]),
-        "identity_files": (str(place.user_key),), "known_hosts": (str(place.known_hosts),),
-        "ssh_config": str(place.ssh_config), "host_key": "strict", "jump": None,
-        "venv": host.venv or str(place.venv), "python": host.python or state.get("python")})
+    return host.model_copy(
+        update={
+            "connect": "ssh",
+            "address": "127.0.0.1",
+            "port": int(state["port"]),
+            "user": str(state["user"]),
+            "identity_files": (str(place.user_key),),
+            "known_hosts": (str(place.known_hosts),),
+            "ssh_config": str(place.ssh_config),
+            "host_key": "strict",
+            "jump": None,
+            "venv": host.venv or str(place.venv),
+            "python": host.python or state.get("python"),
+        }
+    )
 
 
 def purge_size(name: str) -> int:

@@ -2,9 +2,10 @@
 
 This is the only part that touches the host's files directly: it is to the lab what the provider's image is to a
 rented machine. Each step leaves a marker when it is done. pip keeps every finished download in its own cache, so
-that after an interruption only the file that was cut is fetched again. A venv that is there already (built by hand, or by an
-older remoteops) is adopted when the import check passes.
+that after an interruption only the file that was cut is fetched again. A venv that is there already (built by hand,
+or by an older remoteops) is adopted when the import check passes.
 """
+
 from __future__ import annotations
 
 import json
@@ -41,8 +42,13 @@ def ensure(place: Place, profile: Profile, report: Report) -> None:
             report("the venv is complete: adopted")
             return
         report("it is incomplete: completing it")
-    for name, step in (("venv", _make_venv), ("torch", _install_torch), ("packages", _install_packages),
-                       ("requirements", _install_requirements), ("remove", _remove)):
+    for name, step in (
+        ("venv", _make_venv),
+        ("torch", _install_torch),
+        ("packages", _install_packages),
+        ("requirements", _install_requirements),
+        ("remove", _remove),
+    ):
         marker = place.markers / name
         if marker.is_file() and marker.read_text(encoding="utf-8") == profile.fingerprint:
             report(f"{name}: done before")
@@ -62,14 +68,20 @@ def _announce(place: Place, profile: Profile, kind: str, report: Report) -> None
     report(f"profile '{profile.name}': torch {profile.torch} ({kind} build), {', '.join(profile.packages)}")
     report(f"downloads up to {need:g} GB, takes {disk:g} GB in {place.venv} ({free:.0f} GB free); once")
     if kind == "default" and os.uname().machine == "x86_64":
-        report("this is torch's default build; the CPU build is far smaller: set REMOTEOPS_TORCH_INDEX to an index that "
-               "has it (PyTorch's own CPU index does)")
+        report(
+            "this is torch's default build; the CPU build is far smaller: set REMOTEOPS_TORCH_INDEX to an index that "
+            "has it (PyTorch's own CPU index does)"
+        )
     if free < disk:
-        raise LabError(f"the lab's venv needs {disk:g} GB and {place.root} has {free:.1f} GB free", host="lab",
-                       hint="free some space, or set REMOTEOPS_CACHE to a folder on a larger disk")
+        raise LabError(
+            f"the lab's venv needs {disk:g} GB and {place.root} has {free:.1f} GB free",
+            host="lab",
+            hint="free some space, or set REMOTEOPS_CACHE to a folder on a larger disk",
+        )
 
 
 # -- the steps; each docstring is what the user sees ----------------------------------------------------------------
+
 
 def _make_venv(place: Place, profile: Profile, report: Report) -> None:
     """a virtual environment"""
@@ -99,8 +111,12 @@ def _install_packages(place: Place, profile: Profile, report: Report) -> None:
 def _install_requirements(place: Place, profile: Profile, report: Report) -> None:
     """what they import"""
     # Naming torch again keeps pip from moving it to another release.
-    _run(place, [*_pip(place), *_INSTALL, *_index(), f"torch=={profile.torch}", "-r", str(profile.requirements)], report,
-         "installing requirements")
+    _run(
+        place,
+        [*_pip(place), *_INSTALL, *_index(), f"torch=={profile.torch}", "-r", str(profile.requirements)],
+        report,
+        "installing requirements",
+    )
 
 
 def _remove(place: Place, profile: Profile, report: Report) -> None:
@@ -111,6 +127,7 @@ def _remove(place: Place, profile: Profile, report: Report) -> None:
 
 # -- tools ----------------------------------------------------------------------------------------------------------
 
+
 def _host_python(profile: Profile) -> str:
     """An interpreter the profile's wheels exist for. Raises LabError naming what was looked at."""
     current = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -119,14 +136,18 @@ def _host_python(profile: Profile) -> str:
     base = str(getattr(sys, "_base_executable", sys.executable))
     candidates = [base, *named] if current in profile.python else named
     for candidate in candidates:
-        answer = subprocess.run([candidate, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"],
-                                capture_output=True, text=True)
+        answer = subprocess.run(
+            [candidate, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True
+        )
         if answer.returncode == 0 and answer.stdout.strip() in profile.python:
             return candidate
     wanted = " or ".join(profile.python)
-    raise LabError(f"the lab's vLLM needs Python {wanted}, and none was found", host="lab",
-                   tried=f"this Python ({current}), and python{', python'.join(profile.python)} in PATH",
-                   hint=f"install Python {wanted} so that python{profile.python[0]} is in PATH, and run this again")
+    raise LabError(
+        f"the lab's vLLM needs Python {wanted}, and none was found",
+        host="lab",
+        tried=f"this Python ({current}), and python{', python'.join(profile.python)} in PATH",
+        hint=f"install Python {wanted} so that python{profile.python[0]} is in PATH, and run this again",
+    )
 
 
 def _pip(place: Place) -> list[str]:
@@ -135,9 +156,12 @@ def _pip(place: Place) -> list[str]:
         return [str(place.python), "-m", "pip"]
     if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode == 0:
         return [sys.executable, "-m", "pip", "--python", str(place.python)]
-    raise LabError("there is no pip to fill the lab's venv with", host="lab",
-                   tried="the venv's own (this Python comes without ensurepip) and the operator's",
-                   hint="install your system's package for Python virtual environments (Debian: python3-venv)")
+    raise LabError(
+        "there is no pip to fill the lab's venv with",
+        host="lab",
+        tried="the venv's own (this Python comes without ensurepip) and the operator's",
+        hint="install your system's package for Python virtual environments (Debian: python3-venv)",
+    )
 
 
 def _index() -> list[str]:
@@ -150,8 +174,11 @@ def _cpu_torch(place: Place, profile: Profile) -> str:
     marker = place.markers / "torch-build"
     if marker.is_file():
         return marker.read_text(encoding="utf-8")
-    answer = subprocess.run([*_pip(place), "install", "--no-deps", "--quiet", "--dry-run", *_index(),
-                             f"torch=={profile.torch}+cpu"], capture_output=True, text=True)
+    answer = subprocess.run(
+        [*_pip(place), "install", "--no-deps", "--quiet", "--dry-run", *_index(), f"torch=={profile.torch}+cpu"],
+        capture_output=True,
+        text=True,
+    )
     found = "+cpu" if answer.returncode == 0 else ""
     marker.write_text(found, encoding="utf-8")
     return found
@@ -163,8 +190,15 @@ def _run(place: Place, argv: Sequence[str], report: Report, what: str) -> None:
     tail: list[str] = []
     with place.build_log.open("a", encoding="utf-8") as log:
         log.write(f"$ {' '.join(argv)}\n")
-        child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                 text=True, errors="replace", env=environment)
+        child = subprocess.Popen(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env=environment,
+        )
         try:
             assert child.stdout is not None
             show = _Progress(report)
@@ -180,9 +214,13 @@ def _run(place: Place, argv: Sequence[str], report: Report, what: str) -> None:
             if child.stdout is not None:
                 child.stdout.close()
     if status:
-        raise LabError(f"{what} failed (exit {status})", host="lab", tried=" ".join(argv),
-                       hint=f"the whole log is {place.build_log}; run the same command again and it goes on from here\n      "
-                            + "\n      ".join(tail[-6:]))
+        raise LabError(
+            f"{what} failed (exit {status})",
+            host="lab",
+            tried=" ".join(argv),
+            hint=f"the whole log is {place.build_log}; run the same command again and it goes on from here\n      "
+            + "\n      ".join(tail[-6:]),
+        )
 
 
 class _Progress:
@@ -215,27 +253,43 @@ class _Progress:
 def _check(place: Place, profile: Profile, *, required: bool) -> bool:
     """The small import. Records the venv as complete; raises LabError (when required) with the import's own error."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
-    answer = subprocess.run([str(place.python), "-c", _CHECK, *profile.imports], capture_output=True, text=True,
-                            errors="replace", env={**environment, "HOME": str(place.home)}, cwd=place.home)
+    answer = subprocess.run(
+        [str(place.python), "-c", _CHECK, *profile.imports],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**environment, "HOME": str(place.home)},
+        cwd=place.home,
+    )
     lines = [line for line in answer.stdout.splitlines() if line.startswith("CHECK ")]
     found = json.loads(lines[-1][6:]) if answer.returncode == 0 and lines else None
     problem = "" if found else answer.stderr.strip()
     if found:
         wanted = dict(item.split("==") for item in profile.packages)
         wanted["torch"] = profile.torch
-        wrong = {name: found["versions"][name] for name, version in wanted.items()
-                 if name in found["versions"] and found["versions"][name].split("+")[0] != version}
+        wrong = {
+            name: found["versions"][name]
+            for name, version in wanted.items()
+            if name in found["versions"] and found["versions"][name].split("+")[0] != version
+        }
         problem = f"other versions than the profile's: {wrong}" if wrong else ""
     if problem:
         if required:
             for marker in place.markers.iterdir():
                 marker.unlink()
-            raise LabError("the lab's venv does not import what it should", host="lab",
-                           tried=f"import {', '.join(profile.imports)} with {place.python}",
-                           hint="run this again to complete it, or `fab lab.down --purge` to start anew\n      "
-                                + "\n      ".join(problem.splitlines()[-4:]))
+            raise LabError(
+                "the lab's venv does not import what it should",
+                host="lab",
+                tried=f"import {', '.join(profile.imports)} with {place.python}",
+                hint="run this again to complete it, or `fab lab.down --purge` to start anew\n      "
+                + "\n      ".join(problem.splitlines()[-4:]),
+            )
         return False
     assert found is not None
-    place.remember(venv=profile.fingerprint, versions=found["versions"], python=str(Path(found["base"]).resolve()),
-                   python_version=found["python"])
+    place.remember(
+        venv=profile.fingerprint,
+        versions=found["versions"],
+        python=str(Path(found["base"]).resolve()),
+        python_version=found["python"],
+    )
     return True

@@ -1,10 +1,11 @@
 """The embedded host's SSH server where no OpenSSH server is installed: asyncssh, in a process of its own.
 
-Run as ``python -m remoteops.lab.embedded FOLDER PORT HOME``; it detaches itself once it listens. FOLDER holds host_key and
-authorized_keys and gets pid and log. What runs behind it behaves as behind OpenSSH: a login without a terminal, HOME
-as working folder, output delivered to its end before the exit status, signals by name, SFTP and forwarding; a
+Run as ``python -m remoteops.lab.embedded FOLDER PORT HOME``; it detaches itself once it listens. FOLDER holds host_key
+and authorized_keys and gets pid and log. What runs behind it behaves as behind OpenSSH: a login without a terminal,
+HOME as working folder, output delivered to its end before the exit status, signals by name, SFTP and forwarding; a
 command outlives a client that went away, until it writes to the closed pipe.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -20,7 +21,7 @@ import asyncssh
 _CHUNK = 65536
 
 
-class Server(asyncssh.SSHServer):
+class Server(asyncssh.SSHServer):  # type: ignore[misc]
     """Public keys only; forwarding allowed, as on a plain host."""
 
     def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:
@@ -36,22 +37,35 @@ class Sessions:
     def __init__(self, home: str) -> None:
         self.home = home
         user = os.environ.get("USER") or os.environ.get("LOGNAME") or "lab"
-        self.environment = {"HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/sh",
-                            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+        self.environment = {
+            "HOME": home,
+            "USER": user,
+            "LOGNAME": user,
+            "SHELL": "/bin/sh",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        }
 
     async def __call__(self, process: Any) -> None:
         argv = ["/bin/sh", "-c", process.command] if process.command else ["/bin/sh"]
         sent = {key: value for key, value in process.env.items() if key == "LANG" or key.startswith(("LC_", "LAB_"))}
-        child = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            cwd=self.home, env={**self.environment, **sent}, start_new_session=True)
+        loop = asyncio.get_running_loop()
+        pipes, protocol = await loop.subprocess_exec(
+            lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
+            *argv,
+            cwd=self.home,
+            env={**self.environment, **sent},
+            start_new_session=True,
+        )
+        child = asyncio.subprocess.Process(pipes, protocol, loop)
         feed = asyncio.create_task(_feed(process, child))
         try:
             await asyncio.gather(_drain(child.stdout, process.stdout), _drain(child.stderr, process.stderr))
             status = await child.wait()
         except (asyncssh.Error, ConnectionError, BrokenPipeError):
             # The client is gone. The command keeps running, as under OpenSSH, with its pipes closed at our end.
-            child._transport.close_pipes() if hasattr(child._transport, "close_pipes") else None
+            for descriptor in (0, 1, 2):
+                if (pipe := pipes.get_pipe_transport(descriptor)) is not None:
+                    pipe.close()
             return
         finally:
             feed.cancel()
@@ -84,9 +98,19 @@ async def _drain(source: Any, sink: Any) -> None:
 async def serve(folder: Path, port: int, home: str) -> Any:
     """Listen on loopback. Raises OSError when the port is taken."""
     return await asyncssh.listen(
-        "127.0.0.1", port, server_factory=Server, server_host_keys=[str(folder / "host_key")],
-        authorized_client_keys=str(folder / "authorized_keys"), process_factory=Sessions(home), encoding=None,
-        sftp_factory=True, allow_scp=True, keepalive_interval=30, keepalive_count_max=10, line_editor=False)
+        "127.0.0.1",
+        port,
+        server_factory=Server,
+        server_host_keys=[str(folder / "host_key")],
+        authorized_client_keys=str(folder / "authorized_keys"),
+        process_factory=Sessions(home),
+        encoding=None,
+        sftp_factory=True,
+        allow_scp=True,
+        keepalive_interval=30,
+        keepalive_count_max=10,
+        line_editor=False,
+    )
 
 
 def main(argv: list[str]) -> int:

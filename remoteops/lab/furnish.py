@@ -1,4 +1,5 @@
-"""Furnishes the embedded host over its own link: conversations up, the models made there. Nothing is written around the link."""
+"""Furnishes the embedded host over its own link: conversations up, models made there. Nothing goes around the link."""
+
 from __future__ import annotations
 
 import hashlib
@@ -20,8 +21,12 @@ def conversations_file() -> Path:
     for candidate in (package / "examples", package.parent / "examples"):
         if (candidate / "conversations.jsonl").is_file():
             return candidate / "conversations.jsonl"
-    raise LabError("the example conversations are missing", host="lab", tried=str(package.parent / "examples"),
-                   hint="reinstall remoteops, or use a whole checkout")
+    raise LabError(
+        "the example conversations are missing",
+        host="lab",
+        tried=str(package.parent / "examples"),
+        hint="reinstall remoteops, or use a whole checkout",
+    )
 
 
 def wanted(place: Place) -> str:
@@ -38,6 +43,7 @@ def ensure(place: Place, host: Host, report: Report) -> None:
     if place.state().get("furnished") == goal:
         return
     from remoteops.transport import connect
+
     report("making the tiny models on the host (about 15 s)")
     with connect(host) as link:
         data, models = f"{place.home}/data", f"{place.home}/models"
@@ -45,10 +51,17 @@ def ensure(place: Place, host: Host, report: Report) -> None:
         link.upload(conversations_file(), f"{data}/conversations.jsonl")
         link.upload(MODEL_SCRIPT, f"{place.home}/.cache/model.py")
         try:
-            link.exec([str(place.python), f"{place.home}/.cache/model.py", f"{data}/conversations.jsonl", models],
-                      env={"TOKENIZERS_PARALLELISM": "false"}, timeout=600)
+            link.exec(
+                [str(place.python), f"{place.home}/.cache/model.py", f"{data}/conversations.jsonl", models],
+                env={"TOKENIZERS_PARALLELISM": "false"},
+                timeout=600,
+            )
         except CommandFailed as error:
-            raise LabError("the tiny models could not be made", host="lab", tried="remoteops/lab/model.py on the host",
-                           hint=str(error.data.get("stderr") or error)[-800:]) from None
+            raise LabError(
+                "the tiny models could not be made",
+                host="lab",
+                tried="remoteops/lab/model.py on the host",
+                hint=str(error.data.get("stderr") or error)[-800:],
+            ) from None
     place.remember(furnished=goal)
     report("models and conversations are on the host")

@@ -2,8 +2,10 @@
 
 ``python model.py CONVERSATIONS FOLDER`` writes FOLDER/llama and FOLDER/qwen3: 8 layers, hidden size 64, float32, seeded
 random weights, a byte-level BPE tokenizer trained on the conversations, and a ChatML chat template. The weights are
-scaled so that hidden states differ clearly between tokens and stay well conditioned: a wrong row shows, and float32 rounding does not.
+scaled so that hidden states differ clearly between tokens and stay well conditioned: a wrong row shows, and rounding
+to float32 does not.
 """
+
 from __future__ import annotations
 
 import json
@@ -35,15 +37,27 @@ def make_tokenizer(path: str) -> object:
     """A real subword tokenizer: small vocabulary, any byte can be encoded."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=SPECIAL, show_progress=False,
-                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=SPECIAL,
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
     tokenizer.train_from_iterator(texts(path), trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>",
-                                   bos_token=None, unk_token=None, additional_special_tokens=SPECIAL[1:2],
-                                   clean_up_tokenization_spaces=False, model_max_length=4096)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        bos_token=None,
+        unk_token=None,
+        additional_special_tokens=SPECIAL[1:2],
+        clean_up_tokenization_spaces=False,
+        model_max_length=4096,
+    )
     fast.chat_template = TEMPLATE
     return fast
 
@@ -52,10 +66,23 @@ def make_model(kind: str) -> object:
     """A seeded random model of that architecture, float32."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-    shape = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 8,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096,
-             "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "bos_token_id": None,
-             "eos_token_id": SPECIAL.index("<|im_end|>"), "pad_token_id": 0}
+
+    shape = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": SPECIAL.index("<|im_end|>"),
+        "pad_token_id": 0,
+    }
     model = LlamaForCausalLM(LlamaConfig(**shape)) if kind == "llama" else Qwen3ForCausalLM(Qwen3Config(**shape))
     generator = torch.Generator().manual_seed(20240501)
     with torch.no_grad():

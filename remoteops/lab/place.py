@@ -9,6 +9,7 @@
 <cache> is $REMOTEOPS_CACHE, or remoteops/ in $XDG_CACHE_HOME, or ~/.cache/remoteops.
 After the build the operator's side reads only operator/; everything of the host's goes over the link.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -62,11 +63,23 @@ class Profile:
 def profiles() -> dict[str, Profile]:
     """All profiles of profiles.yaml by name."""
     from ruamel.yaml import YAML
+
     raw = YAML(typ="safe", pure=True).load((HERE / "profiles.yaml").read_text(encoding="utf-8"))
-    return {name: Profile(name, item["title"], tuple(item["python"]), str(item["torch"]), tuple(item["packages"]),
-                          HERE / item["requirements"], tuple(item["remove"]), tuple(item["imports"]),
-                          dict(item["download_gb"]), dict(item["disk_gb"]))
-            for name, item in raw.items()}
+    return {
+        name: Profile(
+            name,
+            item["title"],
+            tuple(item["python"]),
+            str(item["torch"]),
+            tuple(item["packages"]),
+            HERE / item["requirements"],
+            tuple(item["remove"]),
+            tuple(item["imports"]),
+            dict(item["download_gb"]),
+            dict(item["disk_gb"]),
+        )
+        for name, item in raw.items()
+    }
 
 
 def profile(name: str) -> Profile:
@@ -115,8 +128,11 @@ class Place:
             for folder in (self.home, self.server, self.operator):
                 folder.chmod(0o700)
         except OSError as error:
-            raise LabError(f"the lab's cache {self.root} cannot be written: {error.strerror}", host="lab",
-                           hint="set REMOTEOPS_CACHE to a folder of yours with room for about 9 GB") from None
+            raise LabError(
+                f"the lab's cache {self.root} cannot be written: {error.strerror}",
+                host="lab",
+                hint="set REMOTEOPS_CACHE to a folder of yours with room for about 9 GB",
+            ) from None
 
     @contextlib.contextmanager
     def locked(self, report: Report) -> Iterator[None]:

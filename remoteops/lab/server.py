@@ -1,9 +1,10 @@
 """The embedded host's SSH server: private keys, a free loopback port, a HOME of its own.
 
-OpenSSH where there is one, as root and as a plain user; otherwise (or where OpenSSH will not let this account in: a locked
-password, no /run/sshd) the asyncssh server of embedded.py. REMOTEOPS_LAB_SSHD=openssh|asyncssh forces one.
+OpenSSH where there is one, as root and as a plain user; otherwise (or where OpenSSH will not let this account in: a
+locked password, no /run/sshd) the asyncssh server of embedded.py. REMOTEOPS_LAB_SSHD=openssh|asyncssh forces one.
 Nothing of the system's sshd and nothing in ~/.ssh is read or written.
 """
+
 from __future__ import annotations
 
 import getpass
@@ -73,8 +74,12 @@ def ensure(place: Place, report: Report) -> None:
             return
         stop(place)
         problems.append(f"{kind}: {problem}")
-    raise LabError("the lab's SSH server does not start", host="lab", tried="; ".join(problems),
-                   hint=f"the server's log is {place.server}/log; `fab lab.down --purge` starts anew")
+    raise LabError(
+        "the lab's SSH server does not start",
+        host="lab",
+        tried="; ".join(problems),
+        hint=f"the server's log is {place.server}/log; `fab lab.down --purge` starts anew",
+    )
 
 
 def running(place: Place) -> bool:
@@ -120,16 +125,19 @@ def sshd_path() -> str | None:
 
 # -- keys and client files ------------------------------------------------------------------------------------------
 
+
 def make_keys(place: Place) -> None:
     """Host key and user key (ed25519), made once."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     for file in (place.server / "host_key", place.user_key):
         if file.is_file() and file.with_name(file.name + ".pub").is_file():
             continue
         key = Ed25519PrivateKey.generate()
-        private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH,
-                                    serialization.NoEncryption())
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        )
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
         file.unlink(missing_ok=True)
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -147,10 +155,12 @@ def _write_client_files(place: Place, port: int) -> None:
         f'# ssh -F "{place.ssh_config}" lab\nHost lab lab-{place.name}\n  HostName 127.0.0.1\n  Port {port}\n'
         f'  User {getpass.getuser()}\n  IdentityFile "{place.user_key}"\n  IdentitiesOnly yes\n  IdentityAgent none\n'
         f'  UserKnownHostsFile "{place.known_hosts}"\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n',
-        encoding="utf-8")
+        encoding="utf-8",
+    )
 
 
 # -- starting -------------------------------------------------------------------------------------------------------
+
 
 def _start_openssh(place: Place, port: int) -> str:
     """'' when it listens, else what it said."""
@@ -172,8 +182,14 @@ def _start_openssh(place: Place, port: int) -> str:
     if checked.returncode:
         return checked.stderr.strip().splitlines()[-1] if checked.stderr.strip() else "its configuration is refused"
     # Without -D sshd detaches by itself; a clean environment keeps the operator's out of the sessions.
-    started = subprocess.run([sshd, "-f", str(config), "-E", str(log)], capture_output=True, text=True, cwd="/",
-                             stdin=subprocess.DEVNULL, env={"PATH": os.environ.get("PATH", os.defpath)})
+    started = subprocess.run(
+        [sshd, "-f", str(config), "-E", str(log)],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        env={"PATH": os.environ.get("PATH", os.defpath)},
+    )
     if started.returncode:
         return started.stderr.strip() or f"exit {started.returncode}"
     return _wait(place, port)
@@ -181,10 +197,15 @@ def _start_openssh(place: Place, port: int) -> str:
 
 def _start_embedded(place: Place, port: int) -> str:
     source = str(Path(__file__).resolve().parents[2])
-    started = subprocess.run([sys.executable, "-m", "remoteops.lab.embedded", str(place.server), str(port), str(place.home)],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, cwd="/",
-                             env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": source,
-                                  "USER": getpass.getuser()})
+    started = subprocess.run(
+        [sys.executable, "-m", "remoteops.lab.embedded", str(place.server), str(port), str(place.home)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        cwd="/",
+        env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": source, "USER": getpass.getuser()},
+    )
     return _wait(place, port) if started.returncode == 0 else (started.stderr.strip() or f"exit {started.returncode}")
 
 
@@ -202,12 +223,22 @@ def _wait(place: Place, port: int) -> str:
 def _self_test(place: Place, port: int) -> str:
     """'' when a login and a command work: an account may be locked, or its shell refuse logins."""
     import paramiko
+
     client = paramiko.SSHClient()
     client.load_host_keys(str(place.known_hosts))
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
     try:
-        client.connect("127.0.0.1", port, username=getpass.getuser(), key_filename=str(place.user_key), timeout=10,
-                       banner_timeout=10, auth_timeout=10, allow_agent=False, look_for_keys=False)
+        client.connect(
+            "127.0.0.1",
+            port,
+            username=getpass.getuser(),
+            key_filename=str(place.user_key),
+            timeout=10,
+            banner_timeout=10,
+            auth_timeout=10,
+            allow_agent=False,
+            look_for_keys=False,
+        )
         _, stdout, _ = client.exec_command("pwd", timeout=20)
         where = stdout.read().decode().strip()
         return "" if Path(where) == place.home.resolve() else f"a session starts in {where or 'nowhere'}"

@@ -1,0 +1,157 @@
+"""YAML that knows on which line each key stands; whatever makes a file unreadable is told as file and line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from remoteops.errors import InventoryError
+
+Where = tuple[str | int, ...]
+"""Keys and indices from the top of a document to a value."""
+
+
+def read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InventoryError(
+            f"{file} cannot be read: {error.strerror}",
+            file=str(file),
+            line=None,
+            key=None,
+            hint="check REMOTEOPS_INVENTORY and the file's permissions",
+        ) from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InventoryError(
+            f"{file}:{line}: not UTF-8 text (byte {error.object[error.start]:#04x})",
+            file=str(file),
+            line=line,
+            key=None,
+            hint="save the file as UTF-8",
+        ) from None
+
+
+def parse(file: Path, text: str) -> Any:
+    """The document as ruamel's commented tree, which knows where each key stands."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+    from ruamel.yaml.reader import ReaderError
+
+    try:
+        tree = YAML(typ="rt").load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else None
+        problem = (error.problem or "not YAML").split("\n")[0]
+        raise InventoryError(
+            f"{file}:{line}: {problem}", file=str(file), line=line, key=None, hint=_hint(problem)
+        ) from None
+    except ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        raise InventoryError(
+            f"{file}:{line}: {error.reason}", file=str(file), line=line, key=None, hint="remove the control character"
+        ) from None
+    except (YAMLError, RecursionError, ValueError) as error:
+        raise InventoryError(
+            f"{file}: not usable YAML: {type(error).__name__}",
+            file=str(file),
+            line=None,
+            key=None,
+            hint="check the file with a YAML linter",
+        ) from None
+    if tree is None:
+        raise InventoryError(f"{file}:1: the file is empty", file=str(file), line=1, key=None, hint="add 'hosts:'")
+    if not isinstance(tree, Mapping):
+        raise InventoryError(
+            f"{file}:1: the file holds no mapping",
+            file=str(file),
+            line=1,
+            key=None,
+            hint="the top level has the keys default, defaults, profiles, groups, hosts",
+        )
+    return tree
+
+
+def _hint(problem: str) -> str:
+    if "duplicate key" in problem:
+        return "a key may stand once in each mapping: remove one of the two"
+    if "\\t" in problem or "token" in problem:
+        return "indent with spaces, and quote values that start with a special character"
+    return "check the indentation and the colons on this line and the one before it"
+
+
+def plain(node: Any, depth: int = 0, budget: list[int] | None = None) -> Any:
+    """The tree as plain dicts, lists and scalars. Anchors that would blow up the document are refused."""
+    budget = budget if budget is not None else [100_000]
+    budget[0] -= 1
+    if depth > 50 or budget[0] < 0:
+        raise InventoryError(
+            "the inventory nests too deep or is too large",
+            file=None,
+            line=None,
+            key=None,
+            hint="use fewer anchors and aliases",
+        )
+    if isinstance(node, Mapping):
+        return {str(key): plain(value, depth + 1, budget) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [plain(value, depth + 1, budget) for value in node]
+    if isinstance(node, str):
+        return str(node)
+    if isinstance(node, bool) or node is None:
+        return node
+    if isinstance(node, int):
+        return int(node)
+    return float(node) if isinstance(node, float) else str(node)
+
+
+def walk(node: Any, where: Where, depth: int = 0) -> Iterator[tuple[Where, Any]]:
+    if depth > 50:
+        return
+    items: Any = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield (*where, key), value
+        yield from walk(value, (*where, key), depth + 1)
+
+
+def line_of(tree: Any, where: Where) -> int | None:
+    """Line (from 1) of the deepest part of a location that stands in the file."""
+    node, line = tree, None
+    for step in where:
+        position = getattr(node, "lc", None)
+        try:
+            if isinstance(node, Mapping) and step in node and position is not None:
+                line = position.key(step)[0] + 1
+            elif isinstance(node, list) and isinstance(step, int) and position is not None:
+                line = position.item(step)[0] + 1
+            else:
+                continue
+        except (KeyError, TypeError, AttributeError):
+            pass  # merged in through an anchor: it has no place of its own
+        node = node[step]
+    return line
+
+
+def dotted(where: Where) -> str:
+    return ".".join(str(part) for part in where)
+
+
+def exists(tree: Any, part: str | int, loc: tuple[str | int, ...]) -> bool:
+    """Pydantic puts names of union members into a location; only real keys and indices are kept."""
+    node = tree
+    for step in loc:
+        here = step in node if isinstance(node, Mapping) else isinstance(node, list) and isinstance(step, int)
+        if step is part:
+            return here
+        if here and (isinstance(node, Mapping) or len(node) > int(step)):
+            node = node[step]
+    return False
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    return "did you mean " + " or ".join(f"'{name}'" for name in close) + "?" if close else ""
