@@ -147,6 +147,8 @@ class SshConfig:
         for file, base in self._files:
             reader.file(file, base, 0, True)
         if reader.wants_final:
+            # As ssh does: the second pass cannot change the address any more.
+            options.values["hostname"] = [expand_hostname(options).replace("%", "%%")]
             again = _Reader(options, final=True)
             for file, base in self._files:
                 again.file(file, base, 0, True)
@@ -186,7 +188,7 @@ class _Reader:
                 f"{file}: Include goes more than {_DEPTH} files deep", file=file, hint="a file may include itself"
             )
         here = active
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             here = self._line(line, file, number, base, depth, active, here)
 
     def _line(self, line: str, file: str, number: int, base: str, depth: int, outer: bool, here: bool) -> bool:

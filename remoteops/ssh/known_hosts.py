@@ -87,7 +87,7 @@ def parse(text: bytes, file: str) -> tuple[list[Entry], list[str]]:
 
 def _entry(line: bytes, file: str, number: int) -> Entry | str:
     try:
-        fields = line.decode("utf-8").split()
+        fields = re.split("[ \t]+", line.decode("utf-8"))
     except UnicodeDecodeError:
         return "no UTF-8 text"
     marker: Marker = ""

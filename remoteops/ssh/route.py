@@ -282,7 +282,7 @@ def parse_jump(text: str, host: str) -> tuple[str | None, str, int | None]:
     parts = re.fullmatch(r"\[([^\]]+)\](?::(\d+))?|([^:\[\]]+)(?::(\d+))?|([0-9A-Fa-f:]+)", rest)
     name = parts and (parts.group(1) or parts.group(3) or parts.group(5))
     port = parts and (parts.group(2) or parts.group(4))
-    if not name or (at and not user) or (port and not 0 < int(port) < 65536):
+    if not name or re.search(r"\s", spec) or (at and not user) or (port and not 0 < int(port) < 65536):
         raise InventoryError(
             f"no jump host: {text!r}", host=host, key="jump", hint="write [user@]host[:port], several joined by commas"
         )
