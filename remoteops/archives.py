@@ -3,6 +3,7 @@
 A wheel on a server is read through HTTP ranges: its directory and its .py members are fetched, the compiled parts
 (hundreds of megabytes in some) are not.
 """
+
 from __future__ import annotations
 
 import io
@@ -16,6 +17,8 @@ from typing import Any
 from remoteops.errors import TransferFailed
 
 SOURCE_SUFFIXES = (".py", ".pyi")
+SOURCE_FOLDERS = ("src", "python", "lib")  # what lies in these is installed; beside a package at the top, tests may lie
+COMPILED_SUFFIXES = (".so", ".pyd", ".pyx")
 MAX_MEMBER = 32 * 2**20  # bytes; a source file beyond this is data in disguise
 BLOCK = 2**20
 
@@ -54,7 +57,9 @@ class RangeFile(io.RawIOBase):
             number, start = divmod(self._position, self._block)
             piece = self._get(number)[start : start + end - self._position]
             if not piece:
-                raise TransferFailed("the server sent less than it announced", tried=f"bytes {self._position}-{end - 1}")
+                raise TransferFailed(
+                    "the server sent less than it announced", tried=f"bytes {self._position}-{end - 1}"
+                )
             parts.append(piece)
             self._position += len(piece)
         return b"".join(parts)
@@ -101,8 +106,14 @@ def unpack_wheel(archive: Path | RangeFile, target: Path) -> list[str]:
                 path = PurePosixPath(*path.parts[2:])
             if _is_metadata(path):
                 _write(target, PurePosixPath("METADATA"), wheel.read(info))
-            elif path.suffix in SOURCE_SUFFIXES and info.file_size <= MAX_MEMBER and not path.parts[0].endswith((".data", ".dist-info")):
+            elif (
+                path.suffix in SOURCE_SUFFIXES
+                and info.file_size <= MAX_MEMBER
+                and not path.parts[0].endswith((".data", ".dist-info"))
+            ):
                 _write(target, path, wheel.read(info))
+            elif path.suffix in COMPILED_SUFFIXES:
+                _write(target, path, b"")  # empty: says that the module exists and that its source is not at hand
     return top_level(target)
 
 
@@ -115,15 +126,17 @@ def unpack_sdist(archive: Path, target: Path, package: str | None) -> list[str]:
     members = dict(_sdist_members(archive))
     root = _package_root(list(members), package)
     for path, read in members.items():
+        if path.suffix in COMPILED_SUFFIXES:
+            path, read = path.with_suffix(".so"), bytes
         if path.name in ("PKG-INFO", "METADATA") and len(path.parts) == 2:
             _write(target, PurePosixPath("METADATA"), read())
         if root is None or path.suffix not in SOURCE_SUFFIXES or not path.is_relative_to(root):
             continue
         inner = path.relative_to(root)
         first = inner.parts[0]
-        if package is not None and first not in (package, package + ".py", package + ".pyi"):
-            continue
-        if package is None and not _is_package(members, root, first):
+        named = first in (package, f"{package}.py", f"{package}.pyi")
+        beside = (package is None or root.name in SOURCE_FOLDERS) and _is_package(members, root, first)
+        if not named and not beside:
             continue
         _write(target, inner, read())
     return top_level(target)
@@ -165,7 +178,7 @@ def _sdist_members(archive: Path) -> Iterator[tuple[PurePosixPath, Callable[[], 
     with tarfile.open(archive) as tar:
         for member in tar:
             path = PurePosixPath(member.name)
-            wanted = path.suffix in SOURCE_SUFFIXES or path.name in ("PKG-INFO", "METADATA")
+            wanted = path.suffix in (*SOURCE_SUFFIXES, *COMPILED_SUFFIXES) or path.name in ("PKG-INFO", "METADATA")
             if member.isfile() and wanted and member.size <= MAX_MEMBER:
                 handle = tar.extractfile(member)
                 data = handle.read() if handle else b""
@@ -188,7 +201,7 @@ def _package_root(paths: list[PurePosixPath], package: str | None) -> PurePosixP
         for path in paths:
             if path.suffix == ".py" and package in path.parts[1:-1] and len(path.parts) <= 5:
                 candidates.append(PurePosixPath(*path.parts[: path.parts.index(package, 1)]))
-    return min(candidates, key=lambda path: (len(path.parts), path.name not in ("src", "python", "lib")), default=None)
+    return min(candidates, key=lambda path: (len(path.parts), path.name not in SOURCE_FOLDERS), default=None)
 
 
 def _is_package(members: dict[PurePosixPath, Any], root: PurePosixPath, first: str) -> bool:
@@ -197,14 +210,19 @@ def _is_package(members: dict[PurePosixPath, Any], root: PurePosixPath, first: s
 
 def _is_metadata(path: PurePosixPath) -> bool:
     return len(path.parts) == 2 and (
-        path.parts[0].endswith(".dist-info") and path.name == "METADATA" or path.parts[0] == "EGG-INFO" and path.name == "PKG-INFO"
+        (path.parts[0].endswith(".dist-info")
+        and path.name == "METADATA")
+        or (path.parts[0] == "EGG-INFO"
+        and path.name == "PKG-INFO")
     )
 
 
 def _write(target: Path, inner: PurePosixPath, data: bytes) -> None:
     """Write one member; a name that would leave ``target`` (absolute, ..) is refused."""
     if inner.is_absolute() or ".." in inner.parts:
-        raise TransferFailed(f"the archive holds a member outside its folder: {inner}", hint="do not trust this archive")
+        raise TransferFailed(
+            f"the archive holds a member outside its folder: {inner}", hint="do not trust this archive"
+        )
     path = target.joinpath(*inner.parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)

@@ -2,6 +2,7 @@
 
 Trees and results are cached: a pair that was audited with the same contracts and the same engine is read back.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -67,14 +68,21 @@ def matrix(
     return {
         "schema": SCHEMA,
         "rows": ordered,
-        "installable": {_label(trees[one], one): [_label(trees[other], other) for other in right if rows[one, other].get("breaks") == 0] for one in left},
+        "installable": {
+            _label(trees[one], one): [
+                _label(trees[other], other) for other in right if rows[one, other].get("breaks") == 0
+            ]
+            for one in left
+        },
         "baseline": base.label if base else None,
         "model": model,
         "seconds": round(time.monotonic() - started, 3),
     }
 
 
-def summarise(document: dict[str, Any], consumer: str, provider: str, known_fix: Callable[[dict[str, Any]], bool] | None = None) -> dict[str, Any]:
+def summarise(
+    document: dict[str, Any], consumer: str, provider: str, known_fix: Callable[[dict[str, Any]], bool] | None = None
+) -> dict[str, Any]:
     """A row: counts, and for each finding only what a table or a list of them needs."""
     broken = probe.breaks(document)
     fixed = known_fix or (lambda finding: bool(finding.get("fix")))
@@ -90,7 +98,10 @@ def summarise(document: dict[str, Any], consumer: str, provider: str, known_fix:
         "sites": document["sites"],
         "fixable": bool(broken) and all(fixed(finding) for finding in broken),
         "unfixable": sorted({finding["rule"] for finding in broken if not fixed(finding)}),
-        "findings": [{**{key: finding.get(key) for key in short}, "fix": bool(fixed(finding))} for finding in document["findings"]],
+        "findings": [
+            {**{key: finding.get(key) for key in short}, "fix": bool(fixed(finding))}
+            for finding in document["findings"]
+        ],
         "seconds": document["seconds"],
     }
 
@@ -122,7 +133,12 @@ def _fetch_all(specs: list[str], cache: Path | None, say: Event) -> dict[str, so
 
 
 def _run(
-    waiting: list[tuple[str, str, Path]], trees: dict[str, Any], base: sources.Tree | None, model: str | None, jobs: int | None, say: Event
+    waiting: list[tuple[str, str, Path]],
+    trees: dict[str, Any],
+    base: sources.Tree | None,
+    model: str | None,
+    jobs: int | None,
+    say: Event,
 ) -> list[tuple[str, str, dict[str, Any]]]:
     if not waiting:
         return []
@@ -137,15 +153,30 @@ def _run(
             one, other, place = futures[future]
             try:
                 row = future.result()
-                _write(place, row)
+                sources.write_beside(place, json.dumps(row))
             except RemoteOpsError as error:
-                row = {"consumer": _label(trees[one], one), "provider": _label(trees[other], other), "error": error.message}
-            say({"event": "pair", "consumer": one, "provider": other, "done": len(done) + 1, "total": len(waiting), "breaks": row.get("breaks")})
+                row = {
+                    "consumer": _label(trees[one], one),
+                    "provider": _label(trees[other], other),
+                    "error": error.message,
+                }
+            say(
+                {
+                    "event": "pair",
+                    "consumer": one,
+                    "provider": other,
+                    "done": len(done) + 1,
+                    "total": len(waiting),
+                    "breaks": row.get("breaks"),
+                }
+            )
             done.append((one, other, {**row, "cached": False}))
     return done
 
 
-def _audit(consumer: sources.Tree, provider: sources.Tree, base: sources.Tree | None, model: str | None) -> dict[str, Any]:
+def _audit(
+    consumer: sources.Tree, provider: sources.Tree, base: sources.Tree | None, model: str | None
+) -> dict[str, Any]:
     document = probe.audit_trees(consumer, provider, base=base, model=model)
     return summarise(document, consumer.label, provider.label)
 
@@ -178,10 +209,3 @@ def _read(place: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return row
-
-
-def _write(place: Path, row: dict[str, Any]) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    beside = place.with_suffix(f".{os.getpid()}.part")
-    beside.write_text(json.dumps(row), encoding="utf-8")
-    beside.replace(place)

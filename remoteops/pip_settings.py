@@ -3,6 +3,7 @@
 Only the settings that say where and how to look are read: index-url, extra-index-url, find-links, no-index,
 trusted-host, cert, proxy. A setting from the environment (PIP_INDEX_URL …) wins over the files, as it does in pip.
 """
+
 from __future__ import annotations
 
 import ast
@@ -41,7 +42,9 @@ def read() -> PipSettings:
     asked = "environment only"
     for command in _pips():
         try:
-            shown = subprocess.run([*command, "config", "list"], capture_output=True, text=True, timeout=60, check=True).stdout
+            shown = subprocess.run(
+                [*command, "config", "list"], capture_output=True, text=True, timeout=60, check=True
+            ).stdout
         except (OSError, subprocess.SubprocessError):
             continue
         values = parse(shown)

@@ -2,6 +2,7 @@
 
 Results are the document ``remoteops.probe/1`` (docs/audit.md has its keys); nothing here prints.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -19,7 +20,14 @@ AUTO = "auto"
 class AgentLike(Protocol):
     """What is needed of ``remoteops.remote.Agent``."""
 
-    def call(self, verb: str, request: dict[str, Any], *, on_event: Callable[[dict[str, Any]], None] | None = None, timeout: float | None = None) -> dict[str, Any]: ...
+    def call(
+        self,
+        verb: str,
+        request: dict[str, Any],
+        *,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]: ...
 
 
 def breaks(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -60,7 +68,9 @@ def audit(
         base = sources.local_tree(_folder(baseline_path), provider_tree.package)
     elif baseline:
         base = find_baseline(baseline, consumer_tree.requires, provider_tree, notes)
-    return audit_trees(consumer_tree, provider_tree, base=base, model=model, everything=everything, shell=shell, run=run, notes=notes)
+    return audit_trees(
+        consumer_tree, provider_tree, base=base, model=model, everything=everything, shell=shell, run=run, notes=notes
+    )
 
 
 def audit_trees(
@@ -144,7 +154,11 @@ def probe(
             document["runtime"] = {key: value for key, value in layer.items() if key != "findings"}
             document["findings"] += layer["findings"]
         if shell:
-            asked = {**request, "document": {key: document[key] for key in ("findings", "consumer", "provider")}, "run": run}
+            asked = {
+                **request,
+                "document": {key: document[key] for key in ("findings", "consumer", "provider")},
+                "run": run,
+            }
             document["checks"] = door.call("audit.shell", asked, on_event=on_event)["checks"]
     document["host"] = host.name
     document.pop("facts", None)
@@ -152,7 +166,9 @@ def probe(
     return document
 
 
-def find_baseline(baseline: str, requires: tuple[str, ...], provider: sources.Tree, notes: list[str]) -> sources.Tree | None:
+def find_baseline(
+    baseline: str, requires: tuple[str, ...], provider: sources.Tree, notes: list[str]
+) -> sources.Tree | None:
     """The provider release the consumer was written for.
 
     ``auto`` reads the consumer's metadata; that it says nothing, or that the release cannot be had, goes into ``notes``
@@ -176,7 +192,9 @@ def _compare(document: Document, baseline: str, notes: list[str]) -> None:
     from remoteops.agent.audit import baseline as comparing
 
     provider = document["provider"]
-    stand_in = sources.Tree(provider["package"], provider.get("version") or "", "", provider.get("distribution") or provider["package"], "")
+    stand_in = sources.Tree(
+        provider["package"], provider.get("version") or "", "", provider.get("distribution") or provider["package"], ""
+    )
     try:
         base = find_baseline(baseline, tuple(document["consumer"].get("requires") or ()), stand_in, notes)
     except RemoteOpsError as error:
@@ -188,7 +206,12 @@ def _compare(document: Document, baseline: str, notes: list[str]) -> None:
 
 def _symbols(document: Mapping[str, Any]) -> list[str]:
     facts = document.get("facts") or {}
-    return sorted({*facts.get("symbols", ()), *(finding["symbol"] for finding in document["findings"] if finding["confidence"] == "proved")})
+    return sorted(
+        {
+            *facts.get("symbols", ()),
+            *(finding["symbol"] for finding in document["findings"] if finding["confidence"] == "proved"),
+        }
+    )
 
 
 def _notes(document: Document, notes: list[str] | None) -> None:

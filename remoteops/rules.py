@@ -1,6 +1,8 @@
 """The audit's knowledge on the operator's side: contracts, the rules and the page that explains each."""
+
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -9,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+
+from remoteops import sources
 
 # Rules that need no contract. The first group follows from two source trees, the second from a third (the baseline),
 # the last from the host's interpreter.
@@ -42,7 +46,7 @@ def contracts() -> tuple[dict[str, Any], ...]:
     found: list[dict[str, Any]] = []
     for entry in sorted(_knowledge("contracts").iterdir(), key=lambda path: path.name):
         if entry.name.endswith((".yaml", ".yml")):
-            for contract in YAML(typ="safe", pure=True).load(entry.read_text(encoding="utf-8"))["contracts"]:
+            for contract in _load(entry)["contracts"]:
                 _check(contract, entry.name)
                 for part in (contract, *contract.get("cases", ())):
                     if part.get("fix", {}).get("recipe", "") not in ("", *recipes):
@@ -61,7 +65,7 @@ def recipe_ids() -> frozenset[str]:
     ids: set[str] = set()
     for entry in _knowledge("recipes").iterdir():
         if entry.name.endswith((".yaml", ".yml")):
-            loaded = YAML(typ="safe", pure=True).load(entry.read_text(encoding="utf-8"))
+            loaded = _load(entry)
             records = loaded.get("recipes", [loaded]) if isinstance(loaded, dict) else loaded
             ids |= {record["id"] for record in records if isinstance(record, dict) and "id" in record}
     return frozenset(ids)
@@ -96,6 +100,19 @@ def fingerprint() -> str:
     for path in sorted((Path(__file__).parent / "agent" / "audit").rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _load(entry: Any) -> Any:
+    """A YAML file; its content is kept as JSON in the cache, because parsing YAML takes longer than an audit."""
+    data: bytes = entry.read_bytes()
+    place = sources.cache_dir() / "knowledge" / f"{hashlib.sha256(data).hexdigest()[:32]}.json"
+    try:
+        return json.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        loaded = YAML(typ="safe", pure=True).load(data.decode("utf-8"))
+    with contextlib.suppress(OSError):
+        sources.write_beside(place, json.dumps(loaded))
+    return loaded
 
 
 def _knowledge(part: str) -> Any:

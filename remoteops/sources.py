@@ -3,6 +3,7 @@
 A tree is a folder that holds the package (``<path>/<package>/__init__.py``), made once and cached under the user's cache
 directory. Only .py and .pyi files are kept; sdists are never built and nothing is imported.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -11,8 +12,7 @@ import os
 import re
 import shutil
 import tempfile
-import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from remoteops import archives, pip_settings
-from remoteops.errors import MissingPackage, TransferFailed, UsageError
+from remoteops.errors import MissingPackage, RemoteOpsError, TransferFailed, UsageError
 
 RECORD = "remoteops-source.json"
 SMALL_WHEEL = 30 * 2**20  # bytes; below this a wheel is fetched whole
-_FORMAT = 1  # raise it when what a cached tree holds changes
+_FORMAT = 2  # raise it when what a cached tree holds changes
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,14 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "remoteops"
 
 
+def write_beside(place: Path, text: str) -> None:
+    """Write a cache file under another name and rename it, so that nobody reads half of it."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    beside = place.with_name(f".{place.name}.{os.getpid()}.part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(place)
+
+
 def fetch(spec: str, *, package: str | None = None, cache: Path | None = None) -> Tree:
     """The tree that ``spec`` names.
 
@@ -67,7 +75,10 @@ def fetch(spec: str, *, package: str | None = None, cache: Path | None = None) -
     if path.is_file():
         return _from_file(path, package, cache or cache_dir())
     if os.sep in spec:
-        raise UsageError(f"no such folder or archive: {spec}", hint="give a folder that holds the package, a wheel, an sdist, or name==version")
+        raise UsageError(
+            f"no such folder or archive: {spec}",
+            hint="give a folder that holds the package, a wheel, an sdist, or name==version",
+        )
     return _from_requirement(_requirement(spec), package, cache or cache_dir())
 
 
@@ -76,12 +87,27 @@ def local_tree(folder: Path, package: str | None = None) -> Tree:
     names = archives.top_level(folder)
     if package is None:
         if len(names) != 1:
-            raise UsageError(f"{folder} holds {len(names)} packages, not one", tried=", ".join(names[:12]), hint="name the package, as in name=folder")
+            raise UsageError(
+                f"{folder} holds {len(names)} packages, not one",
+                tried=", ".join(names[:12]),
+                hint="name the package, as in name=folder",
+            )
         package = names[0]
     elif package not in names and not (folder / package).exists():
-        raise MissingPackage(f"no package {package} in {folder}", tried=", ".join(names[:12]), hint="the folder must be the one that holds the package's folder")
+        raise MissingPackage(
+            f"no package {package} in {folder}",
+            tried=", ".join(names[:12]),
+            hint="the folder must be the one that holds the package's folder",
+        )
     meta = archives.requirements(folder)
-    return Tree(package, meta.get("version", ""), str(folder), meta.get("name") or package, str(folder), tuple(meta.get("requires", ())))
+    return Tree(
+        package,
+        meta.get("version", ""),
+        str(folder),
+        meta.get("name") or package,
+        str(folder),
+        tuple(meta.get("requires", ())),
+    )
 
 
 def releases(spec: str) -> list[str]:
@@ -94,7 +120,9 @@ def releases(spec: str) -> list[str]:
     for match in _matches(requirement):
         with contextlib.suppress(InvalidVersion):
             versions.add(Version(match.version))
-    return [str(version) for version in sorted(versions)]
+    final = {version for version in versions if not version.is_prerelease}
+    keep = versions if requirement.specifier.prereleases or not final else final
+    return [str(version) for version in sorted(keep)]
 
 
 def expand(specs: Sequence[str]) -> list[str]:
@@ -112,7 +140,9 @@ def expand(specs: Sequence[str]) -> list[str]:
         else:
             requirement = _requirement(spec)
             pins = [item for item in requirement.specifier if item.operator == "==" and not item.version.endswith(".*")]
-            found += [spec.strip()] if len(pins) == 1 else [f"{requirement.name}=={version}" for version in releases(spec)]
+            found += (
+                [spec.strip()] if len(pins) == 1 else [f"{requirement.name}=={version}" for version in releases(spec)]
+            )
     return list(dict.fromkeys(found))
 
 
@@ -138,18 +168,28 @@ def _requirement(spec: str) -> Requirement:
     try:
         return Requirement(spec)
     except InvalidRequirement as error:
-        raise UsageError(f"not a package requirement: {spec!r}", tried=str(error).splitlines()[0], hint="write name==version, or a path") from None
+        raise UsageError(
+            f"not a package requirement: {spec!r}",
+            tried=str(error).splitlines()[0],
+            hint="write name==version, or a path",
+        ) from None
 
 
 def _matches(requirement: Requirement) -> list[Any]:
     settings = pip_settings.read()
     try:
         found = list(pip_settings.finder(settings).find_matches(requirement))
-    except Exception as error:  # noqa: BLE001 - whatever the HTTP stack raises is one fact here
-        raise TransferFailed(f"could not list the releases of {requirement.name}: {error}", tried=settings.asked, hint="does `pip download` work here?") from error
+    except Exception as error:
+        raise TransferFailed(
+            f"could not list the releases of {requirement.name}: {error}",
+            tried=settings.asked,
+            hint="does `pip download` work here?",
+        ) from error
     if not found:
         raise MissingPackage(
-            f"nothing matches {requirement}", tried=f"what pip is set up to use ({settings.asked})", hint="check the name and the version; `pip index versions` lists them"
+            f"nothing matches {requirement}",
+            tried=f"what pip is set up to use ({settings.asked})",
+            hint="check the name and the version; `pip index versions` lists them",
         )
     return found
 
@@ -185,35 +225,57 @@ def _from_file(path: Path, package: str | None, cache: Path) -> Tree:
 
 
 def _download(links: list[Any], staging: Path, package: str) -> tuple[list[str], str]:
-    """Fill ``staging`` from the cheapest link: sdist or small wheel whole, else the sources of a big wheel by ranges.
+    """Fill ``staging`` from the best file of a release.
 
-    An sdist is tried first: it is one request, and a big wheel's compiled parts are not wanted. Some sdists hold only a
-    loader, so a link that yields no package is passed over for the next.
+    A wheel holds what is installed (generated modules too), so a small or local one comes first; then the sdist, which
+    is one request; then the sources of a big wheel, by ranges. Some files hold no package (a loader, only compiled
+    parts): then the next one is taken.
     """
     finder = pip_settings.finder(pip_settings.read())
     tried = []
-    for link in sorted(links, key=lambda link: (link.is_wheel, "none-any" not in link.filename)):
+    for link, remote in _order(links, finder):
         tried.append(link.filename)
         try:
-            if link.is_wheel and not link.is_file:
-                remote = archives.remote_file(finder.session, link.normalized.split("#")[0])
-                if remote is not None and remote.size > SMALL_WHEEL:
-                    names = archives.unpack_wheel(remote, staging)
-                    if names:
-                        return names, link.filename
-                    continue
-            with tempfile.TemporaryDirectory(prefix="remoteops-") as scratch:
-                local = link.file_path if link.is_file else finder.download(link, scratch)
-                names = _unpack(Path(local), staging, package)
+            if remote is not None:
+                names = archives.unpack_wheel(remote, staging)
+            else:
+                with tempfile.TemporaryDirectory(prefix="remoteops-") as scratch:
+                    local = link.file_path if link.is_file else finder.download(link, scratch)
+                    names = _unpack(Path(local), staging, package)
             if names:
                 return names, link.filename
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
+        except RemoteOpsError:
+            raise
+        except Exception as error:  # noqa: BLE001 - unearth, its HTTP stack and the archive modules raise their own families
             tried.append(f"{type(error).__name__}: {error}")
-        except Exception as error:  # noqa: BLE001 - unearth and its HTTP stack raise their own families
-            if isinstance(error, TransferFailed):
-                raise
-            tried.append(f"{type(error).__name__}: {error}")
-    raise TransferFailed("no archive gave Python sources", tried="; ".join(tried[:6]), hint="give the folder that holds the package instead")
+        shutil.rmtree(staging)
+        staging.mkdir()
+    raise TransferFailed(
+        "no archive gave Python sources",
+        tried="; ".join(tried[:6]),
+        hint="give the folder that holds the package instead",
+    )
+
+
+def _order(links: list[Any], finder: Any) -> Iterator[tuple[Any, archives.RangeFile | None]]:
+    """Links in the order they are tried; with a RangeFile where only the sources of a big wheel are to be read.
+
+    ``links`` is in pip's order of preference, so the first wheel is the one for this platform, if there is one.
+    """
+    wheels = [link for link in links if link.is_wheel]
+    pure = [link for link in wheels if link.filename.endswith("-none-any.whl")]
+    big = None
+    for link in (pure or wheels)[:1]:
+        remote = None if link.is_file else archives.remote_file(finder.session, link.normalized.split("#")[0])
+        if remote is None or remote.size <= SMALL_WHEEL:
+            yield link, None
+        else:
+            big = (link, remote)
+    for link in links:
+        if not link.is_wheel:
+            yield link, None
+    if big is not None:
+        yield big
 
 
 def _unpack(path: Path, staging: Path, package: str | None) -> list[str]:
@@ -224,11 +286,15 @@ def _unpack(path: Path, staging: Path, package: str | None) -> list[str]:
     return names or archives.unpack_sdist(path, staging, None)
 
 
-def _seal(staging: Path, place: Path, package: str | None, name: str, version: str, names: list[str], origin: str) -> Tree:
+def _seal(
+    staging: Path, place: Path, package: str | None, name: str, version: str, names: list[str], origin: str
+) -> Tree:
     chosen = _choose(package, name, names)
     if chosen is None:
         raise MissingPackage(
-            f"{origin} holds no package {package or _import_name(name)}", tried=", ".join(names[:12]) or "no Python packages", hint="say which package is meant"
+            f"{origin} holds no package {package or _import_name(name)}",
+            tried=", ".join(names[:12]) or "no Python packages",
+            hint="say which package is meant",
         )
     meta = archives.requirements(staging)
     tree = Tree(chosen, meta.get("version") or version, str(place), name, origin, tuple(meta.get("requires", ())))

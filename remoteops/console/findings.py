@@ -1,4 +1,5 @@
 """How an audit and a matrix look in a terminal."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -42,7 +43,10 @@ def render(document: Document, *, everything: bool = False) -> list[RenderableTy
         if group:
             parts += [Text(f"\n{WHEN[when]}", style="bold"), *map(render_finding, group)]
     if risks:
-        parts += [Text("\nRisks (true for some models or settings, or changed since the baseline)", style="bold"), *map(render_finding, risks)]
+        parts += [
+            Text("\nRisks (true for some models or settings, or changed since the baseline)", style="bold"),
+            *map(render_finding, risks),
+        ]
     unresolved = list(document["unresolved"])
     if unresolved:
         parts.append(Text(f"\nNot decided ({len(unresolved)})", style="bold"))
@@ -81,17 +85,36 @@ def verdict(document: Document) -> Text:
 def render_finding(finding: Finding) -> RenderableType:
     """A finding in a few lines: what and where, expected and found, the error, the way out, the page."""
     mark, style = MARKS.get(finding["confidence"], ("·", ""))
-    head = Text.assemble((f"{mark} ", style), (plain(finding["rule"]), "bold"), "  ", (f"{plain(finding['file'])}:{finding['line']}", "cyan"))
+    head = Text.assemble(
+        (f"{mark} ", style),
+        (plain(finding["rule"]), "bold"),
+        "  ",
+        (f"{plain(finding['file'])}:{finding['line']}", "cyan"),
+    )
     lines: list[RenderableType] = [head]
     what = _joined(plain(finding["symbol"]), plain(finding["detail"]))
     lines.append(Padding(Text(what), (0, 0, 0, 4)))
     if finding.get("was"):
         lines.append(Padding(Text.assemble(("was  ", "dim"), plain(finding["was"])), (0, 0, 0, 4)))
     if finding.get("now") or finding.get("now_at"):
-        lines.append(Padding(Text.assemble(("now  ", "dim"), plain(finding.get("now") or ""), ("  " + plain(finding.get("now_at") or ""), "dim")), (0, 0, 0, 4)))
+        lines.append(
+            Padding(
+                Text.assemble(
+                    ("now  ", "dim"),
+                    plain(finding.get("now") or ""),
+                    ("  " + plain(finding.get("now_at") or ""), "dim"),
+                ),
+                (0, 0, 0, 4),
+            )
+        )
     if finding.get("error"):
         lines.append(Padding(Text.assemble(("error  ", "dim"), plain(finding["error"])), (0, 0, 0, 4)))
-    lines.append(Padding(Text.assemble(("fix  ", "dim"), describe_fix(finding), ("    " + rules.page(finding["rule"]), "dim")), (0, 0, 0, 4)))
+    lines.append(
+        Padding(
+            Text.assemble(("fix  ", "dim"), describe_fix(finding), ("    " + rules.page(finding["rule"]), "dim")),
+            (0, 0, 0, 4),
+        )
+    )
     return Group(*lines)
 
 
@@ -102,7 +125,11 @@ def describe_fix(finding: Finding) -> str:
         return "none known"
     if "recipe" in fix:
         return f"recipe {plain(fix['recipe'])}"
-    words = [plain(str(value)) for key, value in fix.items() if key in ("name", "keyword", "attribute", "from", "to", "value")]
+    words = [
+        plain(str(value))
+        for key, value in fix.items()
+        if key in ("name", "keyword", "attribute", "from", "to", "value")
+    ]
     return f"{plain(fix['edit'])} {' '.join(words)}".strip()
 
 
@@ -119,7 +146,12 @@ def show_matrix(console: Any, document: Document) -> None:
     for consumer, releases in fixed.items():
         console.rich.print(Text.assemble((f"{consumer} works patched with: ", "bold"), ", ".join(releases)))
     cached = sum(bool(row.get("cached")) for row in document["rows"])
-    console.rich.print(Text(f"{_count(len(document['rows']), 'pair')} in {document['seconds']:.1f} s ({cached} from the cache)", style="dim"))
+    console.rich.print(
+        Text(
+            f"{_count(len(document['rows']), 'pair')} in {document['seconds']:.1f} s ({cached} from the cache)",
+            style="dim",
+        )
+    )
 
 
 def render_matrix(document: Document) -> Table:
@@ -151,23 +183,49 @@ def _cell(row: Mapping[str, Any] | None) -> Text:
         return Text.assemble(("works", "green"), (risks, "yellow"))
     if row["fixable"]:
         return Text.assemble((_count(row["breaks"], "break") + ", all fixable", "yellow"), (risks, "yellow"))
-    return Text.assemble((_count(row["breaks"], "break"), "red"), (risks, "yellow"), (f"  no fix: {', '.join(map(plain, row['unfixable']))}", "dim"))
+    return Text.assemble(
+        (_count(row["breaks"], "break"), "red"),
+        (risks, "yellow"),
+        (f"  no fix: {', '.join(map(plain, row['unfixable']))}", "dim"),
+    )
 
 
 def _sites(sites: list[Mapping[str, Any]]) -> Table:
-    table = Table("state", "place", "kind", "symbol", title="All sites", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table(
+        "state",
+        "place",
+        "kind",
+        "symbol",
+        title="All sites",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+    )
     for site in sites:
         state = str(site.get("state") or site.get("status") or "")
-        table.add_row(plain(state), f"{plain(site['file'])}:{site['line']}", plain(site.get("kind", "")), plain(site.get("symbol", "")))
+        table.add_row(
+            plain(state),
+            f"{plain(site['file'])}:{site['line']}",
+            plain(site.get("kind", "")),
+            plain(site.get("symbol", "")),
+        )
     return table
 
 
 def _check(check: Mapping[str, Any]) -> RenderableType:
-    head = Text.assemble(("\n$ ", "dim"), (plain(check["command"]), "bold"), (f"    # {plain(check['purpose'])}", "dim"))
+    head = Text.assemble(
+        ("\n$ ", "dim"), (plain(check["command"]), "bold"), (f"    # {plain(check['purpose'])}", "dim")
+    )
     if "output" not in check:
         return head
     body = "\n".join(plain(line) for line in check["output"].splitlines())
-    status = "" if check["exit"] == 0 else f"\n(exit {check['exit']})" if check["exit"] is not None else "\n(no end within the time given)"
+    status = (
+        ""
+        if check["exit"] == 0
+        else f"\n(exit {check['exit']})"
+        if check["exit"] is not None
+        else "\n(no end within the time given)"
+    )
     return Group(head, Text(body + status))
 
 

@@ -1,4 +1,5 @@
 """An audit or a matrix as one self-contained HTML page: no script, no font and no style from elsewhere."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +36,10 @@ def page(document: Mapping[str, Any]) -> str:
     if document["schema"].startswith("remoteops.matrix/"):
         title, body = "Compatibility matrix", _matrix(document)
     elif "hosts" in document:
-        title, body = "Compatibility of all hosts", "".join(f"<section>{_audit(one)}</section>" for one in document["hosts"])
+        title, body = (
+            "Compatibility of all hosts",
+            "".join(f"<section>{_audit(one)}</section>" for one in document["hosts"]),
+        )
     else:
         title, body = f"{_side(document['consumer'])} on {_side(document['provider'])}", _audit(document)
     return (
@@ -63,10 +67,21 @@ def _audit(document: Mapping[str, Any]) -> str:
     if risks:
         parts.append("<h2>Risks</h2>" + "".join(map(_finding, risks)))
     if document["unresolved"]:
-        rows = ([f"{one.get('file', '')}:{one.get('line', '')}", one.get("symbol", ""), one.get("reason", "")] for one in document["unresolved"])
+        rows = (
+            [f"{one.get('file', '')}:{one.get('line', '')}", one.get("symbol", ""), one.get("reason", "")]
+            for one in document["unresolved"]
+        )
         parts.append("<h2>Not decided</h2>" + _table(("place", "symbol", "why"), rows))
     if document.get("sites_list"):
-        rows = ([str(one.get("state") or one.get("status") or ""), f"{one['file']}:{one['line']}", one.get("kind", ""), one.get("symbol", "")] for one in document["sites_list"])
+        rows = (
+            [
+                str(one.get("state") or one.get("status") or ""),
+                f"{one['file']}:{one['line']}",
+                one.get("kind", ""),
+                one.get("symbol", ""),
+            ]
+            for one in document["sites_list"]
+        )
         parts.append("<h2>All sites</h2>" + _table(("state", "place", "kind", "symbol"), rows))
     if document.get("checks"):
         parts.append("<h2>By hand</h2>" + "".join(map(_check, document["checks"])))
@@ -106,8 +121,14 @@ def _matrix(document: Mapping[str, Any]) -> str:
     providers = list(dict.fromkeys(row["provider"] for row in document["rows"]))
     cells = {(row["consumer"], row["provider"]): row for row in document["rows"]}
     head = "".join(f"<th>{escape(consumer)}</th>" for consumer in consumers)
-    body = "".join(f"<tr><th>{escape(provider)}</th>{''.join(_cell(cells.get((consumer, provider))) for consumer in consumers)}</tr>" for provider in providers)
-    lists = "".join(f"<p><b>{escape(name)}</b> works unpatched with: {escape(', '.join(found) or 'none of these')}</p>" for name, found in document["installable"].items())
+    body = "".join(
+        f"<tr><th>{escape(provider)}</th>{''.join(_cell(cells.get((consumer, provider))) for consumer in consumers)}</tr>"
+        for provider in providers
+    )
+    lists = "".join(
+        f"<p><b>{escape(name)}</b> works unpatched with: {escape(', '.join(found) or 'none of these')}</p>"
+        for name, found in document["installable"].items()
+    )
     return f"<h1>Compatibility matrix</h1><table><tr><th></th>{head}</tr>{body}</table>{lists}"
 
 
@@ -121,13 +142,19 @@ def _cell(row: Mapping[str, Any] | None) -> str:
         return f'<td><span class="good">works</span>{risks}</td>'
     style, tail = ("risk", "all fixable") if row["fixable"] else ("bad", "no fix: " + ", ".join(row["unfixable"]))
     items = "".join(
-        f"<li><code>{escape(str(one['rule']))}</code> {escape(str(one['file']))}:{one['line']} {escape(str(one['detail']))}</li>" for one in row["findings"] if one["confidence"] != "risk"
+        f"<li><code>{escape(str(one['rule']))}</code> {escape(str(one['file']))}:{one['line']} {escape(str(one['detail']))}</li>"
+        for one in row["findings"]
+        if one["confidence"] != "risk"
     )
     return f'<td><details><summary><span class="{style}">{row["breaks"]} breaks</span>, {escape(tail)}{risks}</summary><ul>{items}</ul></details></td>'
 
 
 def _sides(document: Mapping[str, Any]) -> str:
-    rows = ([name, _side(document[name]), document[name].get("path") or ""] for name in ("consumer", "provider", "baseline") if document.get(name))
+    rows = (
+        [name, _side(document[name]), document[name].get("path") or ""]
+        for name in ("consumer", "provider", "baseline")
+        if document.get(name)
+    )
     return _table(("", "package", "sources"), rows)
 
 

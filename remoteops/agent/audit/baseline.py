@@ -4,6 +4,7 @@ Facts are taken of every symbol the consumer uses, in each tree by itself; compa
 baseline's sources need not be on the host. Differences that break by themselves are findings already; here are those
 that may: a changed default of a parameter left unset, a changed return annotation, a new ``raise`` or ``assert``.
 """
+
 from __future__ import annotations
 
 import ast
@@ -26,7 +27,9 @@ def facts(provider: Provider, symbols: Iterable[str]) -> Dict[str, Optional[Fact
     return {symbol: _of(provider, symbol) for symbol in sorted(set(symbols))}
 
 
-def compare(now: Dict[str, Optional[Facts]], was: Dict[str, Optional[Facts]], calls: List[Dict[str, Any]], covered: Set[Any]) -> List[Dict[str, Any]]:
+def compare(
+    now: Dict[str, Optional[Facts]], was: Dict[str, Optional[Facts]], calls: List[Dict[str, Any]], covered: Set[Any]
+) -> List[Dict[str, Any]]:
     """``risk`` findings of the calls, without the places that ``covered`` holds: (file, line, parameter or rule).
 
     A call is {"symbol", "file", "line", "given": [parameter names], "open": bool, …}; keys beyond these are kept in the
@@ -38,12 +41,41 @@ def compare(now: Dict[str, Optional[Facts]], was: Dict[str, Optional[Facts]], ca
         if not new or not old:
             continue
         findings += _defaults(call, new, old, covered)
-        if old["returns"] != new["returns"] and old["returns"] is not None and new["returns"] is not None and call.get("result_used", True):
-            findings.append(_risk("changed-return", call, call["symbol"], "return annotation changed", "first-batch", "-> %s" % old["returns"], "-> %s" % new["returns"], new["at"]))
+        if (
+            old["returns"] != new["returns"]
+            and old["returns"] is not None
+            and new["returns"] is not None
+            and call.get("result_used", True)
+        ):
+            findings.append(
+                _risk(
+                    "changed-return",
+                    call,
+                    call["symbol"],
+                    "return annotation changed",
+                    "first-batch",
+                    "-> %s" % old["returns"],
+                    "-> %s" % new["returns"],
+                    new["at"],
+                )
+            )
         fresh = sorted(set(new["raises"]) - set(old["raises"]))
         if fresh:
-            told = "; ".join(fresh[:MAX_NAMED]) + ("; and %d more" % (len(fresh) - MAX_NAMED) if len(fresh) > MAX_NAMED else "")
-            findings.append(_risk("new-raise", call, call["symbol"], "%d new raise or assert on the way: %s" % (len(fresh), told), "first-batch", None, told, new["at"]))
+            told = "; ".join(fresh[:MAX_NAMED]) + (
+                "; and %d more" % (len(fresh) - MAX_NAMED) if len(fresh) > MAX_NAMED else ""
+            )
+            findings.append(
+                _risk(
+                    "new-raise",
+                    call,
+                    call["symbol"],
+                    "%d new raise or assert on the way: %s" % (len(fresh), told),
+                    "first-batch",
+                    None,
+                    told,
+                    new["at"],
+                )
+            )
     return [finding for finding in findings if (finding["file"], finding["line"], finding["rule"]) not in covered]
 
 
@@ -66,7 +98,9 @@ def complete(document: Dict[str, Any], package: str, path: str, version: str = "
     was = facts(provider, symbols)
     label = "%s %s" % (package, version) if version else "the baseline"
     annotate(document["findings"], was, label)
-    covered = {(finding["file"], finding["line"], finding["symbol"].rpartition(".")[2]) for finding in document["findings"]}
+    covered = {
+        (finding["file"], finding["line"], finding["symbol"].rpartition(".")[2]) for finding in document["findings"]
+    }
     covered |= {(finding["file"], finding["line"], finding["detail"]) for finding in document["findings"]}
     risks = compare(carried["symbols"], was, carried["calls"], covered)
     for finding in risks:
@@ -96,7 +130,9 @@ def _signature(found: Found, parameters: Optional[Dict[str, Optional[str]]]) -> 
         returns = " -> %s" % ast.unparse(node.returns) if node.returns is not None else ""
         text = "%s(%s)%s" % (node.name, ast.unparse(node.args), returns)
     elif isinstance(node, ast.ClassDef):
-        inside = ", ".join(name if default is None else "%s=%s" % (name, default) for name, default in (parameters or {}).items())
+        inside = ", ".join(
+            name if default is None else "%s=%s" % (name, default) for name, default in (parameters or {}).items()
+        )
         text = "%s(%s)" % (node.name, inside)
     else:
         text = (found.text.strip().splitlines() or [""])[0]
@@ -106,7 +142,11 @@ def _signature(found: Found, parameters: Optional[Dict[str, Optional[str]]]) -> 
 def _raises(provider: Provider, symbol: str, node: Optional[ast.AST]) -> Set[str]:
     """Raises and asserts of a callable and, one step down, of the methods and functions beside it that it calls."""
     if isinstance(node, ast.ClassDef):
-        bodies = [one for one in node.body if isinstance(one, _FUNCTIONS) and one.name in ("__init__", "__new__", "__post_init__")]
+        bodies = [
+            one
+            for one in node.body
+            if isinstance(one, _FUNCTIONS) and one.name in ("__init__", "__new__", "__post_init__")
+        ]
         owner = symbol
     elif isinstance(node, _FUNCTIONS):
         bodies, owner = [node], symbol.rpartition(".")[0]
@@ -137,7 +177,11 @@ def _called(function: ast.AST) -> Set[str]:
     names = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) and node.func.value.id in ("self", "cls"):
+            if (
+                isinstance(node.func, ast.Attribute)
+                and isinstance(node.func.value, ast.Name)
+                and node.func.value.id in ("self", "cls")
+            ):
                 names.add(node.func.attr)
             elif isinstance(node.func, ast.Name):
                 names.add(node.func.id)
@@ -149,8 +193,25 @@ def _defaults(call: Dict[str, Any], new: Facts, old: Facts, covered: Set[Any]) -
     for name, default in (new["parameters"] or {}).items():
         before = (old["parameters"] or {}).get(name)
         unset = name not in call["given"] and not call.get("open")
-        if unset and default is not None and before is not None and _spelling(default) != _spelling(before) and (call["file"], call["line"], name) not in covered:
-            found.append(_risk("changed-default", call, "%s.%s" % (call["symbol"], name), name, "silent", "%s = %s" % (name, before), "%s = %s" % (name, default), new["at"]))
+        if (
+            unset
+            and default is not None
+            and before is not None
+            and _spelling(default) != _spelling(before)
+            and (call["file"], call["line"], name) not in covered
+        ):
+            found.append(
+                _risk(
+                    "changed-default",
+                    call,
+                    "%s.%s" % (call["symbol"], name),
+                    name,
+                    "silent",
+                    "%s = %s" % (name, before),
+                    "%s = %s" % (name, default),
+                    new["at"],
+                )
+            )
     return found
 
 
@@ -163,13 +224,24 @@ def _spelling(text: str) -> str:
     if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
         name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
         if name in ("Field", "field"):
-            values = [keyword.value for keyword in node.keywords if keyword.arg in ("default", "default_factory")] or node.args[:1]
+            values = [
+                keyword.value for keyword in node.keywords if keyword.arg in ("default", "default_factory")
+            ] or node.args[:1]
             if values:
                 return ast.dump(values[0])
     return ast.dump(node)
 
 
-def _risk(rule: str, call: Dict[str, Any], symbol: str, detail: str, when: str, was: Optional[str], now: Optional[str], now_at: str) -> Dict[str, Any]:
+def _risk(
+    rule: str,
+    call: Dict[str, Any],
+    symbol: str,
+    detail: str,
+    when: str,
+    was: Optional[str],
+    now: Optional[str],
+    now_at: str,
+) -> Dict[str, Any]:
     place = {key: call.get(key) for key in ("file", "line", "column", "scope", "anchor")}
     return {
         **place, "rule": rule, "kind": "behaviour", "confidence": "risk", "symbol": symbol, "detail": detail, "when": when, "error": "",

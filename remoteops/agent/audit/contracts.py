@@ -4,15 +4,16 @@ A contract says how the consumer uses the provider (``uses``, ``absent``), what 
 the change is in (``shape``), and what follows. This module knows the vocabulary and no library; docs/audit.md explains it.
 Every predicate has three values. A contract that the sources neither confirm nor exclude is reported as undecided.
 """
+
 from __future__ import annotations
 
 import ast
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from remoteops.agent.audit import patterns
-from remoteops.agent.audit.usage import Consumer, Use
 from remoteops.agent.audit.shapes import Provider
+from remoteops.agent.audit.usage import Consumer, Use
 
 Contract = Dict[str, Any]
 Finding = Dict[str, Any]
@@ -34,7 +35,9 @@ class ContractError(ValueError):
     """A contract that does not speak the vocabulary; the message names contract and key."""
 
 
-def evaluate(contracts: List[Contract], provider: Provider, consumer: Consumer, model: Optional[str] = None) -> Tuple[List[Finding], List[Dict[str, Any]]]:
+def evaluate(
+    contracts: List[Contract], provider: Provider, consumer: Consumer, model: Optional[str] = None
+) -> Tuple[List[Finding], List[Dict[str, Any]]]:
     """Findings of all contracts that apply, and a record for each that stays undecided.
 
     Contracts about another provider are passed over. Raises ContractError for one that is malformed.
@@ -64,17 +67,28 @@ class _Judge:
         self.anchor = contract.get("anchor") or next(iter(contract["uses"]))
 
     def judge(self) -> Tuple[List[Finding], List[Dict[str, Any]]]:
+        queries: Dict[str, Dict[str, Any]] = self.contract["uses"]
+        near = any("same" in query for query in queries.values())
         uses: Dict[str, List[Use]] = {}
-        for name, query in self.contract["uses"].items():
-            uses[name] = [use for use in self.consumer.find(query, self.provider)]
-            if not uses[name] and not query.get("optional"):
+        only: Optional[Set[str]] = None
+        # Calls were resolved already and cost nothing; patterns need a file's tree. So calls come first, and most contracts end there.
+        for name in sorted(queries, key=lambda name: "call" not in queries[name]):
+            uses[name] = list(self.consumer.find(queries[name], self.provider, only))
+            if not uses[name] and not queries[name].get("optional"):
                 return [], []
+            if near:
+                only = {use.file for use in uses[name]} if only is None else only & {use.file for use in uses[name]}
         findings, undecided = [], []
         for use in uses[self.anchor]:
-            chosen = {name: use if name == self.anchor else (found[0] if found else None) for name, found in uses.items()}
-            if any(self.consumer.present(query, use, self.provider) for query in self.contract.get("absent", [])):
+            chosen = self._choose(use, uses)
+            if chosen is None or any(
+                self.consumer.present(query, use, self.provider) for query in self.contract.get("absent", [])
+            ):
                 continue
-            verdict = _all([Verdict(None, one.doubt) for one in chosen.values() if one is not None and one.doubt] + [self.shape(self.contract["shape"], chosen)])
+            verdict = _all(
+                [Verdict(None, one.doubt) for one in chosen.values() if one is not None and one.doubt]
+                + [self.shape(self.contract["shape"], chosen)]
+            )
             if verdict.value is False:
                 continue
             if verdict.value is None and not verdict.model:
@@ -85,9 +99,29 @@ class _Judge:
                 undecided.append(self._open(use, "no case of the contract fits"))
             elif not outcome.get("excluded"):
                 if verdict.value is None:
-                    outcome = {**outcome, "confidence": "risk", "detail": outcome.get("undecided_detail") or self.contract["shape"].get("undecided_detail") or outcome["detail"]}
+                    outcome = {
+                        **outcome,
+                        "confidence": "risk",
+                        "detail": outcome.get("undecided_detail")
+                        or self.contract["shape"].get("undecided_detail")
+                        or outcome["detail"],
+                    }
                 findings.append(self._finding(outcome, chosen))
         return findings, undecided
+
+    def _choose(self, anchor: Use, uses: Dict[str, List[Use]]) -> Optional[Dict[str, Optional[Use]]]:
+        """For one use of the anchor the first of each other use, where ``same`` (module, class, function) demands it a near one."""
+        chosen: Dict[str, Optional[Use]] = {}
+        for name, found in uses.items():
+            query = self.contract["uses"][name]
+            if name == self.anchor:
+                found = [anchor]
+            elif "same" in query:
+                found = [use for use in found if self.consumer.together(anchor, use, query["same"])]
+            if not found and not query.get("optional"):
+                return None
+            chosen[name] = found[0] if found else None
+        return chosen
 
     def _case(self, chosen: Dict[str, Optional[Use]]) -> Optional[Contract]:
         """The contract with the fields of the first case that fits, or None; without cases the contract itself."""
@@ -113,8 +147,10 @@ class _Judge:
             return _not(_all([_not(Verdict(*self.provider.exists(self._name(name, chosen)))) for name in names]))
         if "parameter" in predicate:
             return self._parameter(predicate, chosen)
-        if "body" in predicate or "under" in predicate and "has_text" in predicate:
+        if "body" in predicate or ("under" in predicate and "has_text" in predicate):
             return self._body(predicate, chosen)
+        if "consumer" in predicate:
+            return Verdict(next(self.consumer.find(predicate["consumer"], self.provider), None) is not None)
         if "model_not_in" in predicate:
             return self._model_not_in(predicate, chosen)
         if "model_lacks_base" in predicate:
@@ -145,6 +181,8 @@ class _Judge:
             return NO if predicate.get("missing") is False else Verdict(None, "%s is not in the provider" % name)
         if "has_text" in predicate:
             return Verdict(re.search(predicate["has_text"], found.text) is not None)
+        if patterns.needle(predicate["has"]) not in found.text:
+            return NO
         node = found.node
         if node is None:
             return Verdict(None, "%s cannot be parsed (%s:%d)" % (name, found.path, found.line))
@@ -171,7 +209,7 @@ class _Judge:
     def _name(self, template: str, chosen: Dict[str, Optional[Use]]) -> str:
         """``{use}`` is the symbol as the consumer reaches it, ``{use.target}`` where it is defined, ``{use.class}`` its class."""
 
-        def fill(match: "re.Match[str]") -> str:
+        def fill(match: re.Match[str]) -> str:
             name, _, part = match.group(1).partition(".")
             use = chosen[name]
             if use is None:
@@ -205,7 +243,13 @@ class _Judge:
         )
 
     def _open(self, use: Use, reason: str) -> Dict[str, Any]:
-        return {"file": use.file, "line": use.line, "symbol": use.symbol, "contract": self.contract["id"], "reason": "contract %s undecided: %s" % (self.contract["id"], reason)}
+        return {
+            "file": use.file,
+            "line": use.line,
+            "symbol": use.symbol,
+            "contract": self.contract["id"],
+            "reason": "contract %s undecided: %s" % (self.contract["id"], reason),
+        }
 
 
 def _all(verdicts: List[Verdict]) -> Verdict:

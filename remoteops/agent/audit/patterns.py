@@ -7,13 +7,14 @@ A pattern is one expression or statement with three additions:
 * a string that starts with ``~`` is a regular expression searched in a string (an f-string counts with its fixed parts).
 
 A call pattern without ``...`` names all arguments. What a pattern leaves out elsewhere (decorators, annotations, ``else``
-branches, docstrings) is not compared, so that a pattern describes a shape and not a layout.
+branches, docstrings, the parameters of ``def name(): ...``) is not compared, so that a pattern describes a shape and not a layout.
 """
+
 from __future__ import annotations
 
 import ast
 import re
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 Bindings = Dict[str, Any]
 
@@ -41,17 +42,34 @@ def compile_pattern(text: str) -> ast.AST:
     return _CACHE[text]
 
 
-def find(text: str, root: ast.AST, bound: Optional[Bindings] = None) -> Iterator[Tuple[ast.AST, Bindings]]:
-    """Every node under ``root`` (itself included, source order) that matches, with what the names stand for."""
+def find(
+    text: str, root: ast.AST, bound: Optional[Bindings] = None, nodes: Optional[Iterable[ast.AST]] = None
+) -> Iterator[Tuple[ast.AST, Bindings]]:
+    """Every node under ``root`` (itself included, source order) that matches, with what the names stand for.
+
+    ``nodes`` may give the candidates (in source order) when the caller has them sorted by kind already.
+    """
     pattern = compile_pattern(text)
-    wanted = type(pattern)
-    meta = _meta(pattern)
-    for node in walk(root):
-        if meta is None and type(node) is not wanted and not (wanted is ast.FunctionDef and isinstance(node, ast.AsyncFunctionDef)):
+    wanted = kinds(pattern)
+    for node in walk(root) if nodes is None else nodes:
+        if wanted and type(node) not in wanted:
             continue
         bindings = match(pattern, node, dict(bound or {}))
         if bindings is not None:
             yield node, bindings
+
+
+def kinds(pattern: ast.AST) -> Tuple[type, ...]:
+    """The node types that a pattern can match; empty for any."""
+    if _meta(pattern) is not None or _is_dots(pattern):
+        return ()
+    return (ast.FunctionDef, ast.AsyncFunctionDef) if isinstance(pattern, ast.FunctionDef) else (type(pattern),)
+
+
+def needle(text: str) -> str:
+    """The longest name that a pattern asks for: a text without it cannot match and need not be parsed."""
+    plain = re.sub(r"\$\w+|\"~[^\"]*\"|'~[^']*'", " ", text)
+    return max(re.findall(r"[A-Za-z_]\w+", plain), key=len, default="")
 
 
 def walk(root: ast.AST) -> Iterator[ast.AST]:
@@ -78,6 +96,8 @@ def match(pattern: Any, node: Any, bound: Bindings) -> Optional[Bindings]:
             pass
         elif type(pattern) is not type(node):
             return None
+        if isinstance(pattern, ast.arguments) and not ast.unparse(pattern):
+            return bound  # ``def name(): ...`` asks for a function of that name, whatever it takes
         if isinstance(pattern, ast.Call):
             return _call(pattern, node, bound)
         for field in pattern._fields:
@@ -85,7 +105,7 @@ def match(pattern: Any, node: Any, bound: Bindings) -> Optional[Bindings]:
                 continue
             mine = getattr(pattern, field, None)
             theirs = getattr(node, field, None)
-            if mine is None or mine == [] and field in ("orelse", "finalbody", "keywords", "bases", "handlers"):
+            if mine is None or (mine == [] and field in ("orelse", "finalbody", "keywords", "bases", "handlers")):
                 continue
             result = match(mine, theirs, bound)
             if result is None:
@@ -95,7 +115,7 @@ def match(pattern: Any, node: Any, bound: Bindings) -> Optional[Bindings]:
     if isinstance(pattern, list):
         return _sequence(pattern, node, bound) if isinstance(node, list) else None
     if isinstance(pattern, str) and pattern.startswith(_META):
-        return _bind(pattern[len(_META):], node, bound)
+        return _bind(pattern[len(_META) :], node, bound)
     return bound if pattern == node and type(pattern) is type(node) else None
 
 
@@ -104,7 +124,9 @@ def literal_text(node: Any) -> Optional[str]:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(part.value for part in node.values if isinstance(part, ast.Constant) and isinstance(part.value, str))
+        return "".join(
+            part.value for part in node.values if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        )
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         left, right = literal_text(node.left), literal_text(node.right)
         return left + right if left is not None and right is not None else None
@@ -133,7 +155,7 @@ def _meta(node: Any) -> Optional[str]:
     if isinstance(node, ast.Expr):
         node = node.value
     if isinstance(node, ast.Name) and node.id.startswith(_META):
-        return node.id[len(_META):]
+        return node.id[len(_META) :]
     return None
 
 

@@ -3,6 +3,7 @@
 A child process does the importing, so that a crash, a print or a hang of theirs stays there. What it sees is compared
 with what the sources said; a difference is a finding of its own.
 """
+
 from __future__ import annotations
 
 import json
@@ -81,7 +82,13 @@ def compare(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, Any
     static = {symbol: provider.parameters(symbol) for symbol in symbols}
     known = {symbol: provider.exists(symbol)[0] for symbol in symbols}
     findings = differences(static, known, answer)
-    return {"findings": findings, "python": answer["python"], "modules": answer["modules"], "symbols": answer["symbols"], "agreed": len(symbols) - len({finding["symbol"] for finding in findings})}
+    return {
+        "findings": findings,
+        "python": answer["python"],
+        "modules": answer["modules"],
+        "symbols": answer["symbols"],
+        "agreed": len(symbols) - len({finding["symbol"] for finding in findings}),
+    }
 
 
 def ask(python: str, modules: List[str], symbols: List[str], timeout: float = TIMEOUT) -> Dict[str, Any]:
@@ -89,37 +96,101 @@ def ask(python: str, modules: List[str], symbols: List[str], timeout: float = TI
     with tempfile.TemporaryDirectory(prefix="remoteops-") as folder:
         path = os.path.join(folder, "answer.json")
         program = json.dumps({"modules": modules, "symbols": symbols, "answer": path}).encode()
-        process = subprocess.Popen([python, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder, start_new_session=True)
+        process = subprocess.Popen(
+            [python, "-c", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            cwd=folder,
+            start_new_session=True,
+        )
         try:
             _, errors = process.communicate(program, timeout=timeout)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            raise AgentError("CommandFailed", "the imports did not end within %d s" % timeout, tried=python, hint="run the audit without --runtime") from None
+            raise AgentError(
+                "CommandFailed",
+                "the imports did not end within %d s" % timeout,
+                tried=python,
+                hint="run the audit without --runtime",
+            ) from None
         try:
             with open(path, encoding="utf-8") as file:
                 answer: Dict[str, Any] = json.load(file)
             return answer
         except (OSError, ValueError):
             tail = errors.decode("utf-8", "replace")[-800:]
-            raise AgentError("CommandFailed", "the interpreter ended (status %s) before it answered" % process.returncode, tried=python, hint=tail or "import the provider by hand to see why") from None
+            raise AgentError(
+                "CommandFailed",
+                "the interpreter ended (status %s) before it answered" % process.returncode,
+                tried=python,
+                hint=tail or "import the provider by hand to see why",
+            ) from None
 
 
-def differences(static: Dict[str, Optional[Parameters]], known: Dict[str, Optional[bool]], answer: Dict[str, Any]) -> List[Dict[str, Any]]:
+def differences(
+    static: Dict[str, Optional[Parameters]], known: Dict[str, Optional[bool]], answer: Dict[str, Any]
+) -> List[Dict[str, Any]]:
     """Findings: modules that do not import, symbols that only one side has, parameters that differ."""
     findings: List[Dict[str, Any]] = []
     for module, problem in sorted(answer["modules"].items()):
         if problem:
             text = "%s: %s" % (problem["error"], problem["message"])
-            findings.append(_finding("missing-symbol", module, "the module does not import: " + text, text, "import", "proved", None, problem.get("at") or None, file=module.replace(".", "/") + ".py"))
+            findings.append(
+                _finding(
+                    "missing-symbol",
+                    module,
+                    "the module does not import: " + text,
+                    text,
+                    "import",
+                    "proved",
+                    None,
+                    problem.get("at") or None,
+                    file=module.replace(".", "/") + ".py",
+                )
+            )
     for symbol, record in sorted(answer["symbols"].items()):
         if record.get("missing"):
             if known.get(symbol):
-                findings.append(_finding("missing-attribute", symbol, "in the sources, not in the running interpreter", "AttributeError: " + record["message"], "start-up", "risk", "defined in the sources", None))
+                findings.append(
+                    _finding(
+                        "missing-attribute",
+                        symbol,
+                        "in the sources, not in the running interpreter",
+                        "AttributeError: " + record["message"],
+                        "start-up",
+                        "risk",
+                        "defined in the sources",
+                        None,
+                    )
+                )
         elif "error" in record:
-            findings.append(_finding("missing-symbol", symbol, "cannot be imported: %s" % record["error"], "%s: %s" % (record["error"], record["message"]), "import", "risk", None, record.get("at") or None))
+            findings.append(
+                _finding(
+                    "missing-symbol",
+                    symbol,
+                    "cannot be imported: %s" % record["error"],
+                    "%s: %s" % (record["error"], record["message"]),
+                    "import",
+                    "risk",
+                    None,
+                    record.get("at") or None,
+                )
+            )
         elif known.get(symbol) is False:
-            findings.append(_finding("missing-symbol", symbol, "in the running interpreter, not in the sources (made at run time)", "", "start-up", "risk", "not in the sources", None))
+            findings.append(
+                _finding(
+                    "missing-symbol",
+                    symbol,
+                    "in the running interpreter, not in the sources (made at run time)",
+                    "",
+                    "start-up",
+                    "risk",
+                    "not in the sources",
+                    None,
+                )
+            )
         elif "parameters" in record and static.get(symbol) is not None:
             findings += _parameters(symbol, static[symbol] or {}, record)
     return findings
@@ -130,14 +201,41 @@ def _parameters(symbol: str, static: Parameters, record: Dict[str, Any]) -> List
     only_source = [name for name in static if name not in seen and not record.get("open")]
     only_running = [name for name in seen if name not in static and name not in ("self", "cls")]
     flipped = [name for name in static if name in seen and (static[name] is None) != (seen[name] is None)]
-    parts = [("only in the sources: %s", only_source), ("only in the running interpreter: %s", only_running), ("required on one side only: %s", flipped)]
+    parts = [
+        ("only in the sources: %s", only_source),
+        ("only in the running interpreter: %s", only_running),
+        ("required on one side only: %s", flipped),
+    ]
     told = "; ".join(text % ", ".join(names) for text, names in parts if names)
     if not told:
         return []
-    return [_finding("behaviour", symbol, "signature differs; " + told, "", "start-up", "risk", "(%s)" % ", ".join(static), None, now=record.get("signature"))]
+    return [
+        _finding(
+            "behaviour",
+            symbol,
+            "signature differs; " + told,
+            "",
+            "start-up",
+            "risk",
+            "(%s)" % ", ".join(static),
+            None,
+            now=record.get("signature"),
+        )
+    ]
 
 
-def _finding(kind: str, symbol: str, detail: str, error: str, when: str, confidence: str, was: Optional[str], now_at: Optional[str], now: Optional[str] = None, file: str = "") -> Dict[str, Any]:
+def _finding(
+    kind: str,
+    symbol: str,
+    detail: str,
+    error: str,
+    when: str,
+    confidence: str,
+    was: Optional[str],
+    now_at: Optional[str],
+    now: Optional[str] = None,
+    file: str = "",
+) -> Dict[str, Any]:
     anchor = {"line": 1, "column": 0, "end_line": 1, "end_column": 0}
     return {
         "rule": "runtime-difference", "kind": kind, "confidence": confidence, "symbol": symbol, "detail": detail, "file": file, "line": 1, "column": 0, "when": when,
@@ -150,4 +248,9 @@ def _python(venv: Optional[str]) -> str:
         path = os.path.join(os.path.expanduser(venv or ""), "bin", name)
         if venv and os.path.exists(path):
             return path
-    raise AgentError("MissingVenv", "no interpreter to ask", tried=os.path.join(venv or "(no venv)", "bin", "python"), hint="set venv for this host in inventory.yaml, or leave out --runtime")
+    raise AgentError(
+        "MissingVenv",
+        "no interpreter to ask",
+        tried=os.path.join(venv or "(no venv)", "bin", "python"),
+        hint="set venv for this host in inventory.yaml, or leave out --runtime",
+    )

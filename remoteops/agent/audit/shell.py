@@ -3,6 +3,7 @@
 A command is an argument list; the text form is quoted for a shell. Running needs no shell, so nothing in a file name
 can become a command. Output is evidence: kept as it came, cut to a bound.
 """
+
 from __future__ import annotations
 
 import os
@@ -53,7 +54,13 @@ def checks(document: Dict[str, Any], run: bool = False, venv: Optional[str] = No
 def execute(check: Check) -> Check:
     """Run one check; adds "exit" and "output" (stdout and stderr as they came)."""
     try:
-        process = subprocess.Popen(check["argv"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            check["argv"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     except OSError as error:
         check["exit"], check["output"] = 127, str(error)
         return check
@@ -65,7 +72,9 @@ def execute(check: Check) -> Check:
         data, _ = process.communicate()
         check["exit"] = None
     text = data.decode("utf-8", "replace")
-    check["output"] = text if len(text) <= MAX_OUTPUT else text[:MAX_OUTPUT] + "\n... (%d characters more)" % (len(text) - MAX_OUTPUT)
+    check["output"] = (
+        text if len(text) <= MAX_OUTPUT else text[:MAX_OUTPUT] + "\n... (%d characters more)" % (len(text) - MAX_OUTPUT)
+    )
     return check
 
 
@@ -83,14 +92,31 @@ def _for_finding(finding: Dict[str, Any], document: Dict[str, Any], venv: Option
     found = [_show_use(finding, document)]
     place = _place(finding.get("now_at"))
     if place:
-        found.append(_check(finding, "what the provider has now", ["sed", "-n", "%d,%dp" % (place[1], place[1] + CONTEXT), os.path.join(root, place[0])]))
+        found.append(
+            _check(
+                finding,
+                "what the provider has now",
+                ["sed", "-n", "%d,%dp" % (place[1], place[1] + CONTEXT), os.path.join(root, place[0])],
+            )
+        )
     if finding["kind"] in ("missing-symbol", "moved-symbol", "missing-attribute") or not place:
-        found.append(_check(finding, "where the provider defines the name", _grep(_leaf(finding), os.path.join(root, package))))
+        found.append(
+            _check(finding, "where the provider defines the name", _grep(_leaf(finding), os.path.join(root, package)))
+        )
     elif finding["kind"] in ("unknown-kwarg", "missing-required") and place:
         word = re.split(r"\W", str(finding["detail"]))[0]
-        found.append(_check(finding, "whether the parameter is there", ["grep", "-nw", word, os.path.join(root, place[0])]))
+        found.append(
+            _check(finding, "whether the parameter is there", ["grep", "-nw", word, os.path.join(root, place[0])])
+        )
     if venv and re.fullmatch(r"[\w.]+", finding["symbol"] or "") and finding["confidence"] == "proved":
-        found.append(_check(finding, "what the interpreter says", [os.path.join(venv, "bin", "python"), "-c", _inspect(finding["symbol"])], imports=True))
+        found.append(
+            _check(
+                finding,
+                "what the interpreter says",
+                [os.path.join(venv, "bin", "python"), "-c", _inspect(finding["symbol"])],
+                imports=True,
+            )
+        )
     return found
 
 
@@ -102,7 +128,16 @@ def _show_use(record: Dict[str, Any], document: Dict[str, Any]) -> Check:
 
 
 def _check(record: Dict[str, Any], purpose: str, argv: List[str], imports: bool = False) -> Check:
-    return {"finding": record.get("id"), "rule": record.get("rule"), "file": record["file"], "line": record["line"], "purpose": purpose, "argv": argv, "command": _command(argv), "imports": imports}
+    return {
+        "finding": record.get("id"),
+        "rule": record.get("rule"),
+        "file": record["file"],
+        "line": record["line"],
+        "purpose": purpose,
+        "argv": argv,
+        "command": _command(argv),
+        "imports": imports,
+    }
 
 
 def _grep(name: str, root: str) -> List[str]:

@@ -1,10 +1,11 @@
 """How a consumer uses a provider, asked in the words of a contract: calls, patterns, strings, and what surrounds them."""
+
 from __future__ import annotations
 
 import ast
 import fnmatch
 import re
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from remoteops.agent.audit import patterns
 from remoteops.agent.audit.shapes import Provider
@@ -23,6 +24,7 @@ class Module:
         self.text = text
         self._tree: Optional[ast.Module] = None
         self._parents: Optional[Dict[ast.AST, ast.AST]] = None
+        self._nodes: Optional[Dict[type, List[ast.AST]]] = None
         self.error: Optional[str] = None
 
     @property
@@ -35,9 +37,20 @@ class Module:
                 self._tree = ast.Module(body=[], type_ignores=[])
         return self._tree
 
+    def nodes(self, *kinds: type) -> List[ast.AST]:
+        """Nodes of some types in source order (all nodes without a type)."""
+        if self._nodes is None:
+            self._nodes = {}
+            for node in patterns.walk(self.tree):
+                self._nodes.setdefault(type(node), []).append(node)
+                self._nodes.setdefault(ast.AST, []).append(node)
+        if len(kinds) == 1:
+            return self._nodes.get(kinds[0], [])
+        return [node for node in self._nodes.get(ast.AST, []) if not kinds or type(node) in kinds]
+
     def parent(self, node: ast.AST) -> Optional[ast.AST]:
         if self._parents is None:
-            self._parents = {child: parent for parent in ast.walk(self.tree) for child in ast.iter_child_nodes(parent)}
+            self._parents = {child: parent for parent in self.nodes() for child in ast.iter_child_nodes(parent)}
         return self._parents.get(node)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
@@ -55,9 +68,9 @@ class Module:
         return ".".join(reversed(names))
 
     def at(self, line: int, column: int, kind: type) -> Optional[ast.AST]:
-        """The outermost node of a kind that starts at a position."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, kind) and getattr(node, "lineno", 0) == line and getattr(node, "col_offset", -1) == column:
+        """The outermost node of a type that starts at a position."""
+        for node in self.nodes(kind):
+            if getattr(node, "lineno", 0) == line and getattr(node, "col_offset", -1) == column:
                 return node
         return None
 
@@ -93,18 +106,20 @@ class Consumer:
         self.calls = calls
         self._finish = finish
 
-    def find(self, query: Query, provider: Provider) -> Iterator[Use]:
-        """Every use that a query of a contract describes, in the order of the files."""
+    def find(self, query: Query, provider: Provider, only: Optional[Set[str]] = None) -> Iterator[Use]:
+        """Every use that a query of a contract describes, in the order of the files (``only`` those, when given)."""
+        modules = [module for file, module in self.modules.items() if only is None or file in only]
         if "call" in query:
-            yield from self._calls(query, provider)
+            yield from self._calls(query, provider, only)
         elif "pattern" in query:
-            needle = _needle_of_pattern(query["pattern"])
-            for module in self.modules.values():
-                if needle in module.text:
-                    for node, _ in patterns.find(query["pattern"], module.tree):
+            wanted = patterns.kinds(patterns.compile_pattern(query["pattern"]))
+            name = patterns.needle(query["pattern"])
+            for module in modules:
+                if name in module.text:
+                    for node, _ in patterns.find(query["pattern"], module.tree, nodes=module.nodes(*wanted)):
                         yield Use(module, node, _dotted(node), "")
         elif "string" in query:
-            yield from self._strings(query["string"])
+            yield from self._strings(query["string"], modules)
         else:
             raise KeyError("uses knows no query %s" % sorted(query))
 
@@ -112,24 +127,42 @@ class Consumer:
         """Whether something is in the anchor's ``function``, ``class``, ``module`` or anywhere in the ``package``."""
         area = query.get("in", "package")
         for use in self.find(query, provider):
-            if area == "package" or use.module is anchor.module and self._area(anchor, area) in [use.node, *use.module.ancestors(use.node)]:
+            if area == "package" or self.together(anchor, use, area):
                 return True
         return False
+
+    def together(self, anchor: Use, use: Use, area: str) -> bool:
+        """Whether a use stands in the same function, class or module as the anchor."""
+        return use.module is anchor.module and self._area(anchor, area) in [use.node, *use.module.ancestors(use.node)]
 
     def finding(self, use: Use, **fields: Any) -> Dict[str, Any]:
         """A complete finding at a use (keys of remoteops.probe/1)."""
         node: Any = use.node
-        anchor = {"line": node.lineno, "column": node.col_offset, "end_line": node.end_lineno, "end_column": node.end_col_offset}
-        finding: Dict[str, Any] = {**fields, "file": use.file, "line": node.lineno, "column": node.col_offset, "scope": use.module.scope(node), "anchor": anchor}
+        anchor = {
+            "line": node.lineno,
+            "column": node.col_offset,
+            "end_line": node.end_lineno,
+            "end_column": node.end_col_offset,
+        }
+        finding: Dict[str, Any] = {
+            **fields,
+            "file": use.file,
+            "line": node.lineno,
+            "column": node.col_offset,
+            "scope": use.module.scope(node),
+            "anchor": anchor,
+        }
         self._finish(finding)
         return finding
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def _calls(self, query: Query, provider: Provider) -> Iterator[Use]:
+    def _calls(self, query: Query, provider: Provider, only: Optional[Set[str]]) -> Iterator[Use]:
         wanted = query["call"] if isinstance(query["call"], list) else [query["call"]]
         for file, line, column, symbol, target in self.calls:
             if not any(fnmatch.fnmatchcase(name, pattern) for name in (symbol, target) if name for pattern in wanted):
+                continue
+            if only is not None and file not in only:
                 continue
             module = self.modules.get(file)
             node = module.at(line, column, ast.Call) if module else None
@@ -170,7 +203,9 @@ class Consumer:
     def _guards_raise(self, use: Use) -> bool:
         for above in use.module.ancestors(use.node):
             if isinstance(above, ast.If):
-                return any(use.node is part for part in ast.walk(above.test)) and any(isinstance(part, ast.Raise) for part in ast.walk(above))
+                return any(use.node is part for part in ast.walk(above.test)) and any(
+                    isinstance(part, ast.Raise) for part in ast.walk(above)
+                )
             if isinstance(above, ast.stmt):
                 return False
         return False
@@ -193,14 +228,14 @@ class Consumer:
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
-    def _strings(self, expression: str) -> Iterator[Use]:
+    def _strings(self, expression: str, modules: List[Module]) -> Iterator[Use]:
         compiled = re.compile(expression)
-        needle = _longest(r"[A-Za-z0-9_/-]+", expression)
-        for module in self.modules.values():
-            if needle not in module.text:
+        name = max(re.findall(r"[A-Za-z0-9_/-]+", expression), key=len, default="")
+        for module in modules:
+            if name not in module.text:
                 continue
-            for node in patterns.walk(module.tree):
-                if isinstance(node, (ast.Constant, ast.JoinedStr)) and not isinstance(module.parent(node), (ast.Expr, ast.JoinedStr)):
+            for node in module.nodes(ast.Constant, ast.JoinedStr):
+                if not isinstance(module.parent(node), (ast.Expr, ast.JoinedStr)):
                     text = patterns.literal_text(node)
                     if text is not None and compiled.search(text):
                         yield Use(module, node, text, "")
@@ -236,13 +271,3 @@ def _dotted(node: ast.AST) -> str:
         return ast.unparse(node).splitlines()[0]
     except (ValueError, RecursionError):
         return type(node).__name__
-
-
-def _needle_of_pattern(pattern: str) -> str:
-    """The longest name a pattern asks for: a file without it cannot match and need not be parsed."""
-    plain = re.sub(r"\$\w+|\"~[^\"]*\"|'~[^']*'", " ", pattern)
-    return _longest(r"[A-Za-z_]\w+", plain)
-
-
-def _longest(expression: str, text: str) -> str:
-    return max(re.findall(expression, text), key=len, default="")
