@@ -61,10 +61,9 @@ def replace_function(source: Source, args: Args) -> list[Splice]:
         if not any(patterns.match(pattern, inner, {}) is not None for inner in _inside(node)):
             raise source.refuse(f"{name} does not hold {text}", at=source.place(node.name).start)
     start, end = _extent(source, node)
-    if node.decorators:
-        last = source.place(node.decorators[-1]).end
-        start = last + len(source.data[last : source.place(node.name).start]) - len(
-            source.data[last : source.place(node.name).start].lstrip())
+    if node.decorators:  # "def" stands on the line of the name; decorators and comments above it stay
+        name_at = source.place(node.name).start
+        start = source.line_start(name_at) + len(source.indent(name_at).encode())
     return [Splice(start, end, _code(source, args["code"], {}, source.indent(start)))]
 
 

@@ -6,7 +6,7 @@ import libcst as cst
 
 from remoteops.edits import anchors, patterns
 from remoteops.edits.anchors import Args
-from remoteops.edits.listing import comma_of, remove_item
+from remoteops.edits.listing import comma_of, opening, remove_item
 from remoteops.edits.source import Source, Splice
 
 __all__ = ["add_keyword", "drop_keyword", "rename_keyword"]
@@ -63,9 +63,7 @@ def _keyword(node: cst.Call, name: str) -> cst.Arg | None:
 
 def _append(source: Source, node: cst.Call, code: str) -> list[Splice]:
     if not node.args:
-        close = source.place(node).end - 1
-        opened = close - len(source.code(node.whitespace_before_args).encode())
-        return [Splice(opened, opened, code)]
+        return [Splice(opening(source, node), opening(source, node), code)]
     last = node.args[-1]
     start, end = source.place(last)
     comma = comma_of(source, last)
