@@ -13,7 +13,9 @@ from remoteops.agent.rundir import RunDir
 
 INTERVAL = 1.0  # seconds between two progress events
 WINDOW = 15.0  # seconds over which tokens_per_s is taken
-_ERROR = re.compile(r"(^|\s)(\w+(\.\w+)*(Error|Exception|Interrupt|Failure)\b.*|.*\bCUDA (error|out of memory)\b.*|.*\b(Killed|Segmentation fault)\b.*)$")
+_ERROR = re.compile(
+    r"[A-Za-z_][\w.]*(Error|Exception|Died|Interrupt)(: .+)?$|CUDA (error|out of memory)\b.*$|(Segmentation fault|Killed)\b.*$"
+)
 
 
 class Interrupted(Exception):
@@ -101,9 +103,9 @@ def last_errors(path: str, limit: int = 3, tail: int = 262144) -> List[str]:
         return []
     found: List[str] = []
     for line in text.splitlines():
-        match = _ERROR.search(line)
+        match = _ERROR.search(line.rstrip())
         if match:
-            line = match.group(2).strip()[:500]
+            line = match.group(0).strip()[:500]
             if line in found:
                 found.remove(line)
             found.append(line)
