@@ -340,6 +340,14 @@ def hosts(session: Session, host: str = "") -> int:
     return tables.hosts(session.console, describe(session.inventory, host))
 
 
+@command(help={"line": "a line for the login shell of each host"})
+def shell(session: Session, line: str) -> int:
+    """Run a command on each host over the verified link: fab -H a,b shell "nvidia-smi -L"."""
+    from remoteops import fleet
+
+    return session.each(lambda host: fleet.shell(host, line), fleet.show_shell)
+
+
 @command()
 def doctor(session: Session) -> int:
     """Check each layer to a host in order, and say what to do about the first that fails."""
@@ -377,5 +385,5 @@ def lab_down(session: Session, profile: str = "", purge: bool = False) -> int:
     return tables.lab_down(session.console, lab.down(profile, purge=purge, report=session.report))
 
 
-ns = Collection(probe, patch, extract, verify, pull, status, runs, tail_logs, stop, audit, matrix, hosts, doctor)
+ns = Collection(probe, patch, extract, verify, pull, status, runs, tail_logs, stop, audit, matrix, hosts, doctor, shell)
 ns.add_collection(Collection("lab", up=lab_up, status=lab_status, down=lab_down))

@@ -17,18 +17,21 @@ import fabric
 import fabric.main
 from invoke import Call, Collection, Exit, ParseError
 
-from remoteops.command import Command, Session, command
+from remoteops.command import Command
 
 
 class Executor(fabric.Executor):  # type: ignore[misc]
-    """Calls each task once, with all hosts of -H; ``fab -H HOST -- COMMAND`` goes through a verified Link."""
+    """Calls each task once, with all hosts of -H; ``-H HOST -- COMMAND`` is the task ``shell``, over a verified Link.
+
+    (Stock ``fab`` reads no fabfile.py when it is given a command and no task; nothing of ours is asked then.)
+    """
 
     def expand_calls(self, calls: list[Any], apply_hosts: bool = True) -> list[Any]:
         named = self.core[0].args.hosts.value if self.core else None
         self.config["remoteops"] = {"hosts": [name.strip() for name in (named or "").split(",") if name.strip()]}
         expanded = [Call(task=call) if not hasattr(call, "task") else call for call in calls]
         if self.core is not None and self.core.remainder:
-            expanded.append(Call(task=shell, kwargs={"line": self.core.remainder}))
+            expanded.append(Call(task=self.collection["shell"], kwargs={"line": self.core.remainder}))
         return expanded
 
 
@@ -74,14 +77,6 @@ def with_flags(tokens: list[str], collection: Collection) -> list[str]:
 def _takes_value(task: Any, name: str) -> bool:
     arguments = task.get_arguments() if isinstance(task, Command) else []
     return any(name in argument.names and argument.takes_value for argument in arguments)
-
-
-@command(help={"line": "shell command"})
-def shell(session: Session, line: str) -> int:
-    """Run a command on each host: fab -H HOST -- COMMAND."""
-    from remoteops import fleet
-
-    return session.each(lambda host: fleet.shell(host, line), fleet.show_shell)
 
 
 def adopt() -> None:

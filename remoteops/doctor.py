@@ -24,10 +24,10 @@ def examine(host: Host) -> dict[str, Any]:
 
     ``state`` is ok, warning, failed or skipped. Raises nothing for what is wrong with the host; that is the result.
     """
-    check = _Examination(host)
-    for layer in (check.route, check.link, check.agent, check.venv, check.packages, check.gpus, check.workload):
-        check.run(layer)
-    check.close()
+    with contextlib.ExitStack() as opened:
+        check = _Examination(host, opened)
+        for layer in (check.route, check.link, check.agent, check.venv, check.packages, check.gpus, check.workload):
+            check.run(layer)
     return {
         "schema": "remoteops.doctor/1",
         "host": host.name,
@@ -39,11 +39,11 @@ def examine(host: Host) -> dict[str, Any]:
 class _Examination:
     """The layers found so far; a layer after a failed one is skipped."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, opened: contextlib.ExitStack) -> None:
         self.host = host
         self.layers: list[Layer] = []
         self.exit_code = 0
-        self._open = contextlib.ExitStack()
+        self._open = opened
         self._agent: Agent | None = None
         self._facts: dict[str, Any] = {}
 
@@ -57,9 +57,6 @@ class _Examination:
         except RemoteOpsError as error:
             self._fail(name, error.message + (f" (tried: {error.tried})" if error.tried else ""), error.hint)
             self.exit_code = error.exit_code
-
-    def close(self) -> None:
-        self._open.close()
 
     def _add(self, layer: str, state: str, found: str, hint: str = "") -> None:
         self.layers.append({"layer": layer, "state": state, "found": found, "hint": hint})
