@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import queue
+import select
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
+from typing import IO
 
 _CHUNK = 256 * 1024  # bytes a read
 _AHEAD = 16  # reads that may wait for the consumer
@@ -32,7 +33,6 @@ class LocalProcess:
                 *(f"{name}={value}" for name, value in env.items()),
                 *words,
             ]
-        self._spawn_error: OSError | None = None
         try:
             self._child = subprocess.Popen(
                 words,
@@ -64,8 +64,13 @@ class LocalProcess:
         for thread in self._threads:
             thread.start()
 
-    def _pump(self, index: int, stream: BinaryIO) -> None:
+    def _pump(self, index: int, stream: IO[bytes]) -> None:
+        poll = select.poll()
+        poll.register(stream.fileno(), select.POLLIN)
         while not self._closing:
+            # Not a blocking read: a grandchild can hold the pipe open for as long as it likes.
+            if not poll.poll(200):
+                continue
             data = os.read(stream.fileno(), _CHUNK)
             while not self._closing:
                 try:
@@ -141,7 +146,7 @@ class LocalProcess:
                 self._child.kill()
                 self._child.wait()
         for thread in self._threads:
-            thread.join(0.5)
-        for thread, stream in zip(self._threads, (self._child.stdout, self._child.stderr), strict=True):
-            if stream is not None and not thread.is_alive():
+            thread.join()
+        for stream in (self._child.stdout, self._child.stderr):
+            if stream is not None:
                 stream.close()

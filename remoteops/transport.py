@@ -259,29 +259,32 @@ class Link(BaseLink):
                 raise self._lost()
             try:
                 channel = self._transport.open_channel("session", window_size=WINDOW, timeout=limit)
-            except paramiko.ChannelException as error:
-                with self._sessions:
-                    left = deadline - time.monotonic()
-                    if left <= 0 or (self._open == 0 and left < limit - 1):
-                        raise SessionRefused(
-                            f"the host opens no session: {error.text or error}",
-                            host=self.host.name,
-                            tried=f"{self._open} open on this connection, waited {limit - max(left, 0):.0f} s",
-                            hint="MaxSessions in the host's sshd_config may be too small",
-                        ) from None
-                    self._sessions.wait(min(left, 0.2))
-                continue
             except (paramiko.SSHException, EOFError, OSError) as error:
-                if self._transport.is_active() and "Timeout" in str(error):
+                if not self._transport.is_active():
+                    raise self._lost() from None
+                if "Timeout" in str(error):
                     raise LinkTimeout(
                         f"the host opened no session within {limit:g} s",
                         host=self.host.name,
                         hint="sshd may be overloaded or frozen; try again",
                     ) from None
-                raise self._lost() from None
+                # A refusal (paramiko hands it to any one of the threads that wait for a channel).
+                self._wait_for_session(deadline - time.monotonic(), limit, getattr(error, "text", "") or str(error))
+                continue
             with self._sessions:
                 self._open += 1
             return channel
+
+    def _wait_for_session(self, left: float, limit: float, why: str) -> None:
+        with self._sessions:
+            if left <= 0 or (self._open == 0 and left < limit - 1):
+                raise SessionRefused(
+                    f"the host opens no session: {why}",
+                    host=self.host.name,
+                    tried=f"{self._open} open on this connection, waited {limit - max(left, 0):.0f} s",
+                    hint="MaxSessions in the host's sshd_config may be too small",
+                )
+            self._sessions.wait(min(left, 0.2))
 
     def _session_closed(self) -> None:
         with self._sessions:
