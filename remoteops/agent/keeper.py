@@ -139,7 +139,7 @@ def main() -> None:
     except (OSError, AttributeError):
         pass
     keeper = Keeper(spec)
-    
+
     def pass_on(*_: Any) -> None:
         if keeper.supervisor:
             os.kill(keeper.supervisor, signal.SIGTERM)

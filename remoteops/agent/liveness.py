@@ -8,7 +8,6 @@ is lost, with whatever evidence the host still has.
 from __future__ import annotations
 
 import os
-import re
 import time
 from typing import Any, Dict, List, Optional
 
@@ -18,10 +17,7 @@ from remoteops.agent.rundir import TERMINAL, RunDir, read_json, write_json
 
 STARTING_PATIENCE = 30.0
 """Seconds a run may have no supervisor on record before its launch is taken for failed."""
-_ERROR_LINE = re.compile(
-    rb"^(?:\S*[A-Za-z_.]*(?:Error|Exception|Interrupt)\b.*|.*\b(?:ERROR|CRITICAL|FATAL)\b.*)$", re.M
-)
-
+_ERROR_WORDS = (b"Error", b"Exception", b"ERROR", b"CRITICAL", b"FATAL", b"Killed", b"KeyboardInterrupt")
 
 def current_status(run: RunDir, *, persist: bool = True) -> Dict[str, Any]:
     """status.json as it should read now. ``persist`` writes a newly found end back, so that its evidence is kept."""
@@ -59,7 +55,7 @@ def _never_started(run: RunDir, written: Dict[str, Any]) -> Dict[str, Any]:
 
 def _unsupervised(run: RunDir, written: Dict[str, Any], identities: Dict[str, Any], persist: bool) -> Dict[str, Any]:
     started = float(identities.get("started_uptime") or 0.0)
-    progress = Progress(started)
+    progress = Progress(started, speaks=bool(identities.get("expect_outcome")))
     now = processes.uptime()
     for record in run.read_events():
         stamp = record.get("t")
@@ -128,9 +124,12 @@ def last_error(path: str, window: int = 1 << 18) -> Optional[Dict[str, Any]]:
             data = stream.read(window)
     except OSError:
         return None
-    matches = list(_ERROR_LINE.finditer(data))
-    if not matches:
-        return None
-    match = matches[-1]
-    text = match.group(0).decode("utf-8", "replace").strip()
-    return {"kind": "", "message": text[:500], "hint": "", "log_offset": base + match.start()}
+    end = len(data)
+    while end > 0:
+        begin = data.rfind(b"\n", 0, end) + 1
+        line = data[begin:min(end, begin + 1000)]
+        if any(word in line for word in _ERROR_WORDS):
+            text = line.decode("utf-8", "replace").strip()
+            return {"kind": "", "message": text[:500], "hint": "", "log_offset": base + begin}
+        end = begin - 1
+    return None

@@ -15,6 +15,8 @@ from remoteops.agent.rundir import RunDir
 
 KEEP = 1 << 20
 """Bytes held back in memory while the disk is full."""
+ROOM = 1 << 19
+"""Bytes that must be free before a log that met a full disk is written to again: status and events come first."""
 INDEX_EVERY = 1.0
 """Seconds between two entries of the index."""
 
@@ -76,6 +78,8 @@ class LogWriter:
             self._hold(rest)
 
     def _put(self, data: bytes) -> bytes:
+        if self.problem and not self._has_room():
+            return data
         view = memoryview(data)
         while view:
             if self._fd is None:
@@ -90,6 +94,14 @@ class LogWriter:
         if self.problem.startswith("log"):
             self.problem = ""
         return b""
+
+    def _has_room(self) -> bool:
+        """After a failed write: is there room for more than the run's own last words?"""
+        try:
+            info = os.statvfs(self._run.path)
+        except OSError:
+            return True
+        return info.f_bavail * info.f_frsize >= ROOM
 
     def _hold(self, data: bytes) -> None:
         self._held += data

@@ -25,11 +25,12 @@ WINDOW = 30.0
 
 
 class Progress:
-    """Feed it events in order; ask it for ``fields()`` at any time."""
+    """Feed it events in order; ask it for ``fields()`` at any time. ``speaks``: the program is known to send events."""
 
-    def __init__(self, started: float) -> None:
+    def __init__(self, started: float, *, speaks: bool) -> None:
         self.started = started
-        self.state = "starting"
+        # A program that tells nothing about itself runs from its first moment on.
+        self.state = "starting" if speaks else "running"
         self.phase = ""
         self.phase_since = started
         self.counters: Dict[str, int] = {}

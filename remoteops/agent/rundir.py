@@ -161,10 +161,16 @@ def find(request: Dict[str, Any]) -> RunDir:
 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
     """The object in a JSON file, or None when it is missing or unreadable as JSON."""
-    try:
-        with open(path, "rb") as stream:
-            value = json.load(stream)
-    except (OSError, ValueError):
+    for _ in range(3):  # a second look, for a file that is being written over on a full disk
+        try:
+            with open(path, "rb") as stream:
+                value = json.load(stream)
+            break
+        except OSError:
+            return None
+        except ValueError:
+            time.sleep(0.01)
+    else:
         return None
     return value if isinstance(value, dict) else None
 
@@ -186,3 +192,26 @@ def write_json(path: str, value: Dict[str, Any], *, sync: bool = True) -> None:
         except OSError:
             pass
         raise
+
+
+def overwrite_json(path: str, value: Dict[str, Any]) -> bool:
+    """The last resort on a full disk: the file's own blocks are written over, which needs no new ones.
+
+    Only for a file that exists, and only up to the block it has; one write, so a reader hardly ever meets a part. False when
+    it cannot be done.
+    """
+    data = json.dumps(value, default=str).encode("utf-8")
+    try:
+        fd = os.open(path, os.O_WRONLY)
+    except OSError:
+        return False
+    try:
+        info = os.fstat(fd)
+        if len(data) > max(info.st_size, info.st_blocks * 512):
+            return False
+        os.pwrite(fd, data.ljust(info.st_size), 0)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

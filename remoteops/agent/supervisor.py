@@ -19,7 +19,7 @@ from remoteops.agent.gpus import Gpus
 from remoteops.agent.logwriter import LogWriter
 from remoteops.agent.processes import Process
 from remoteops.agent.progress import Progress
-from remoteops.agent.rundir import RunDir, read_json, write_json
+from remoteops.agent.rundir import RunDir, overwrite_json, read_json, write_json
 
 CHUNK = 1 << 20
 PUMP_PAUSE = 0.02
@@ -54,9 +54,7 @@ class Supervisor:
         self.started_wall = before.get("started") or time.time()
         self.exit_status: Optional[int] = None
         self.event_offset = 0
-        self.progress = Progress(self.started)
-        if not spec.get("expect_outcome"):
-            self.progress.state = "running"  # a program that tells nothing about itself runs from its first moment on
+        self.progress = Progress(self.started, speaks=bool(spec.get("expect_outcome")))
         self.stopping: Optional[str] = None
         self.told_to_end = False
         self.state: Optional[str] = None
@@ -184,7 +182,7 @@ class Supervisor:
             found = self.members()
             known = {(who["pid"], who["start"]) for who in self.identities["seen"]}
             boot = processes.boot_id()
-            new = [
+            new: List[Dict[str, Any]] = [
                 {"pid": process.pid, "start": process.start, "boot": boot}
                 for process in found.values()
                 if (process.pid, process.start) not in known
@@ -251,12 +249,13 @@ class Supervisor:
 
     def save(self, *, sync: bool = False) -> bool:
         """Write status.json; False when it could not be written."""
+        status = self.status()
         try:
-            write_json(self.run.status, self.status(), sync=sync)
+            write_json(self.run.status, status, sync=sync)
             return True
         except OSError:
             self._free_reserve()
-            return False
+            return overwrite_json(self.run.status, status)
 
     def _remember(self) -> None:
         record = {
@@ -349,12 +348,9 @@ class Supervisor:
         self._conclude()
         self.writer.flush()
         deadline = time.monotonic() + 60
-        while not self.save(sync=True) or self.unsaved:
-            if not os.path.isdir(self.run.path) or time.monotonic() > deadline:
-                break
+        while not self.save(sync=True) and os.path.isdir(self.run.path) and time.monotonic() < deadline:
             time.sleep(0.5)
             self.writer.flush()
-            self.event("notice", text="the last state was late: the disk was full")
         self._free_reserve()
 
     def _all_pids(self) -> List[int]:

@@ -92,7 +92,7 @@ def choose(unit: str, *, root: str = "/", uid: Optional[int] = None) -> Way:
     warning = ""
     if kills:
         warning = (
-            "this host ends a user's processes at logout (KillUserProcesses=yes) and %s does not linger: the run may die "
+            "this host ends a user's processes at logout (KillUserProcesses=yes), %s does not linger: the run may die "
             "with your last session; `loginctl enable-linger %s` prevents it" % (user, user)
         )
     return Way("setsid", [], {}, warning)

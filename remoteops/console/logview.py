@@ -19,12 +19,12 @@ from remoteops.logs import Target
 _BAD = bytes(code for code in range(32) if code not in b"\b\t\n\r") + b"\x7f"
 _SEQUENCE = re.compile(
     rb"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
-    rb"|\x1b[\]PX^_](?:[^\x07\x1b]|\x1b[^\\])*(?:\x07|\x1b\\)"  # OSC, DCS, SOS, PM, APC up to their end
+    rb"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC, DCS, SOS, PM, APC up to their end
     rb"|\x1b[ -/]*[0-~]"  # two-character sequences
     rb"|\xc2[\x80-\x9f]"  # C1 controls in UTF-8
     rb"|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f]"
 )  # anything else that is no text
-_UNFINISHED = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_](?:[^\x07\x1b]|\x1b[^\\])*\x1b?|[ -/]*)?\Z|\xc2\Z")
+_UNFINISHED = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)?\Z|\xc2\Z")
 HOLD = 4096
 """Longest unfinished escape sequence that is waited for."""
 
