@@ -130,7 +130,7 @@ def unpack_sdist(archive: Path, target: Path, package: str | None) -> list[str]:
             path, read = path.with_suffix(".so"), bytes
         if path.name in ("PKG-INFO", "METADATA") and len(path.parts) == 2:
             _write(target, PurePosixPath("METADATA"), read())
-        if root is None or path.suffix not in SOURCE_SUFFIXES or not path.is_relative_to(root):
+        if root is None or path.suffix not in (*SOURCE_SUFFIXES, ".so") or not path.is_relative_to(root):
             continue
         inner = path.relative_to(root)
         first = inner.parts[0]

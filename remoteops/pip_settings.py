@@ -7,6 +7,7 @@ trusted-host, cert, proxy. A setting from the environment (PIP_INDEX_URL …) wi
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import shutil
 import ssl
@@ -18,8 +19,8 @@ from typing import Any
 
 _LISTS = ("extra-index-url", "find-links", "trusted-host")
 _KEYS = ("index-url", "no-index", "cert", "proxy", *_LISTS)
-# pip reads the section of its command over [global], and the environment over both.
-_SECTIONS = ("global", "download", ":env:")
+# pip reads the section of its command over [global].
+_SECTIONS = ("global", "download")
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,9 @@ class PipSettings:
 
 
 def read() -> PipSettings:
-    """The settings of the pip of this interpreter (or the first one on PATH); the environment alone where there is none."""
-    values: dict[str, str] = {}
-    asked = "environment only"
-    for command in _pips():
-        try:
-            shown = subprocess.run(
-                [*command, "config", "list"], capture_output=True, text=True, timeout=60, check=True
-            ).stdout
-        except (OSError, subprocess.SubprocessError):
-            continue
-        values = parse(shown)
-        asked = " ".join(command) + " config list"
-        break
+    """The settings of the pip of this interpreter (or the first on PATH); without a pip, of the environment alone."""
+    asked, found = _files()
+    values = dict(found)
     for key in _KEYS:
         name = "PIP_" + key.upper().replace("-", "_")
         if name in os.environ:
@@ -64,6 +55,21 @@ def read() -> PipSettings:
         proxy=values.get("proxy") or None,
         asked=asked,
     )
+
+
+@functools.cache
+def _files() -> tuple[str, dict[str, str]]:
+    """What pip's configuration files say, and the command that told: asked once, for starting pip takes a second."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_") or name == "PIP_CONFIG_FILE"}
+    for command in _pips():
+        try:
+            done = subprocess.run(
+                [*command, "config", "list"], capture_output=True, text=True, timeout=60, check=True, env=environment
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return " ".join(command) + " config list", parse(done.stdout)
+    return "environment only", {}
 
 
 def parse(shown: str) -> dict[str, str]:
