@@ -155,7 +155,8 @@ def _prove(asked: Agent, host: Host, planned: Planned, tell: OnEvent, *, imports
 def revert(host: Host, *, force: bool = False, agent: Agent | None = None) -> dict[str, Any]:
     """Bring back the original bytes; after a reinstall only forget. Result: ``reverted`` (one record a patched package)."""
     with _agent(host, agent) as asked:
-        return asked.call("patch.revert", _request(host, package=host.workload.consumer, force=force))
+        done = asked.call("patch.revert", _request(host, package=host.workload.consumer, force=force))
+        return {"schema": "remoteops.patch-revert/1", "host": host.name, **done}
 
 
 def status(host: Host, *, agent: Agent | None = None) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def make_venv() -> None:
     if not has_ensurepip():
         fail(
             "this Python has no ensurepip, so no virtual environment can be made.\n"
-            f"        Debian and Ubuntu: sudo apt-get install python{sys.version_info.major}.{sys.version_info.minor}-venv\n"
+            f"        Debian and Ubuntu: sudo apt-get install python3.{sys.version_info.minor}-venv\n"
             "        Or put uv into PATH; then run this again."
         )
     # A half-made environment of an interrupted first try is made anew.

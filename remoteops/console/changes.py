@@ -88,7 +88,7 @@ def reverted(console: Console, document: Mapping[str, Any]) -> int:
     if console.json:
         console.document(dict(document))
         return 0
-    results = document.get("results", [])
+    results = document["reverted"]
     for item in results:
         console.say(f"{document['host']}: {item['package']} in {item['root']}: {item['outcome']}")
     if not results:
