@@ -1,60 +1,30 @@
 """The use case of ``fab extract``: preflight -> audit -> (patch) -> start -> follow -> what came out.
 
-The run itself is detached: it outlives this process and the link, and goes on when following stops. Nothing here prints; what happens is
-told to a ``logs.Sink`` and to ``on_event``.
+The run itself is detached: it outlives this process and the link, and goes on when following stops. Nothing here
+prints; what happens is told to a ``logs.Sink`` and to ``on_event``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from remoteops import errors, logs, patch, probe, runs
 from remoteops.agent import capabilities
 from remoteops.agent.extraction import layers as layer_ids
 from remoteops.agent.protocol import AgentError
-from remoteops.errors import AuditBroken, PreflightFailed, RemoteOpsError, RunFailed, UsageError
+from remoteops.errors import AuditBroken, PreflightFailed, RemoteOpsError, RunFailed
 from remoteops.inventory import Host
+from remoteops.job import LOCAL, OnEvent, Options, build, label, local_file, place_dataset
 from remoteops.remote import Agent, open_agent
 
-OnEvent = Callable[[dict[str, Any]], None]
-LOCAL = "local:"
 REFERENCE_UP_TO = (
     8 << 30
 )  # bytes of weights up to which two rows are recomputed with transformers when nothing else is said
 UNSKIPPABLE = ("interpreter", "model", "layers")  # without these there is no job to start
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line changes of the host's workload; None leaves it as it is.
-
-    ``layers``: "default" or ids, counted as completed layers. ``reference``: rows recomputed with transformers (None: 2 where the model is small).
-    ``max_dropped``: share of rows that may be unusable. ``resume``: a run whose output folder and settings are taken up again.
-    """
-
-    samples: int | None = None
-    seed: int | None = None
-    max_length: int | None = None
-    layers: str | Sequence[int] | None = None
-    dataset: str | None = None
-    model: str | None = None
-    output: str | None = None
-    format: str | None = None
-    engine: str | None = None
-    dtype: str | None = None
-    reference: int | None = None
-    max_dropped: float | None = None
-    resume: str | None = None
-    rehearse: bool = False
-    patch: bool = False
-    force: bool = False
-    allow_second: bool = False
 
 
 @dataclass
@@ -116,10 +86,11 @@ def extract(
 ) -> dict[str, Any]:
     """Start an extraction and (unless ``detach``) follow it to its end.
 
-    Returns the document remoteops.extract/1; followed, it also has "state", "samples", "tokens", "tokens_per_s", "report" (of the check at the end),
-    "seconds" of every phase. Raises UsageError, PreflightFailed and its more exact kinds (MissingVenv, MissingPackage, MissingModel, DatasetError,
-    DiskTooSmall, GpuBusy, RunActive, OutputMismatch), AuditBroken, and what the run failed with (RunFailed, VerifyFailed, …); Interrupted
-    when following was stopped (the run goes on).
+    Returns the document remoteops.extract/1; followed, it also has "state", "samples", "tokens", "tokens_per_s",
+    "report" (of the check at the end), "seconds" of every phase. Raises UsageError, PreflightFailed and its more
+    exact kinds (MissingVenv, MissingPackage, MissingModel, DatasetError, DiskTooSmall, GpuBusy, RunActive,
+    OutputMismatch), AuditBroken, and what the run failed with (RunFailed, VerifyFailed, …); Interrupted when
+    following was stopped (the run goes on).
     """
     began = time.monotonic()
     with _using(host, agent) as door:
@@ -133,13 +104,26 @@ def extract(
     return finish(host, started, sink=sink, what=what, began=began)
 
 
+def check(host: Host, agent: Agent, options: Options | None = None) -> dict[str, Any]:
+    """The preflight alone: nothing is uploaded, nothing started. Returns the document remoteops.preflight/1 with "job".
+
+    A local dataset is only looked for; what it holds cannot be checked on the host then. Raises UsageError,
+    RunNotFound, LinkError.
+    """
+    job = build(host, options or Options(), agent)
+    if str(job["dataset"]).startswith(LOCAL):
+        local_file(host, str(job["dataset"]))
+    request = {**runs.base(host), "job": job, "venv": host.venv, "env": {**host.env, **host.workload.env}}
+    return {**agent.call("preflight", request), "host": host.name, "job": job}
+
+
 def start(host: Host, options: Options, *, agent: Agent, on_event: OnEvent | None = None) -> Started:
     """Everything up to the run's start, with one agent. Raises as ``extract``."""
     tell = on_event or _ignore
     clock = _Clock(tell)
-    job = _job(host, options, agent)
+    job = build(host, options, agent)
     with clock("upload"):
-        job["dataset"] = _dataset(host, str(job["dataset"]), agent, tell)
+        job["dataset"] = place_dataset(host, str(job["dataset"]), agent, tell)
     if options.rehearse:
         from remoteops import rehearse
 
@@ -180,8 +164,8 @@ def start(host: Host, options: Options, *, agent: Agent, on_event: OnEvent | Non
     python = found["python"]
     request = {
         "argv": [python, "-u", "-m", "remoteops.agent.extraction", "{run_dir}"],
-        "env": {**env, "PYTHONPATH": "{agent}"},
-        "label": _label(job),
+        "env": {**env, "PYTHONPATH": ":".join(["{agent}", *filter(None, [env.get("PYTHONPATH")])])},
+        "label": label(job),
         "request": {"extraction": job, "host": host.name},
         "expect_outcome": True,
         "out": job["out"] or "{run_dir}/out",
@@ -251,111 +235,32 @@ def finish(
     }
     if status.get("state") == "done":
         return document
+    raise _failed(host, started.run, story, status, document)
+
+
+def _failed(
+    host: Host, run: str, story: Mapping[str, Any], status: Mapping[str, Any], document: dict[str, Any]
+) -> RemoteOpsError:
+    """The error a run that is not done stands for: the kind its engine named, with the error lines of its log as
+    causes."""
     failure = story.get("failure") or status.get("last_error") or {}
     kind = errors.by_kind(str(failure.get("kind") or "RunFailed"))
-    raised = kind if kind is not RemoteOpsError else RunFailed
-    raise raised(
-        failure.get("message") or status.get("reason") or f"the run is {status.get('state')}",
+    causes = [str(one) for one in failure.get("causes") or ()]
+    message = failure.get("message") or status.get("reason") or f"the run is {status.get('state')}"
+    resume = f"fab tail-logs --run {run} shows the log; fab extract --resume {run} goes on where it stopped"
+    return (kind if kind is not RemoteOpsError else RunFailed)(
+        f"{message}\n  cause: {causes[0]}" if causes and causes[0] not in str(message) else str(message),
         host=host.name,
-        tried=f"run {started.run}",
-        hint=failure.get("hint")
-        or f"fab tail-logs --run {started.run}; fab extract --resume {started.run} goes on where it stopped",
+        tried=f"run {run}",
+        hint=failure.get("hint") or resume,
+        causes=causes,
         document=document,
     )
 
 
-def _job(host: Host, options: Options, agent: Agent) -> dict[str, Any]:
-    """The job from the workload, what is resumed, and the options, in rising order of weight. ``out`` None: the run's own folder."""
-    work = host.workload
-    job: dict[str, Any] = {
-        "engine": work.engine,
-        "model": work.model,
-        "dataset": work.dataset,
-        "samples": work.samples,
-        "seed": work.seed,
-        "max_length": work.max_length,
-        "layers": list(work.layers) if not isinstance(work.layers, str) else work.layers,
-        "dtype": work.dtype,
-        "tensor_parallel": work.tensor_parallel,
-        "format": work.format,
-        "out": work.output,
-        "trust_remote_code": work.trust_remote_code,
-        "gpu_memory_utilization": work.gpu_memory_utilization,
-        "max_batched_tokens": work.max_batched_tokens,
-        "engine_args": dict(work.engine_args),
-        "reference": 0,
-    }
-    if options.resume is not None:
-        before = agent.call(
-            "run.job", {**runs.base(host), "run": None if options.resume in ("last", "") else options.resume}
-        )
-        job.update({name: value for name, value in before["job"].items() if name in job}, out=before["out"])
-    for name in (
-        "samples",
-        "seed",
-        "max_length",
-        "dataset",
-        "model",
-        "format",
-        "engine",
-        "dtype",
-        "reference",
-        "max_dropped",
-    ):
-        value = getattr(options, name)
-        if value is not None:
-            job[name] = value
-    if options.output is not None:
-        job["out"] = options.output
-    if options.layers is not None:
-        job["layers"] = options.layers if isinstance(options.layers, str) else list(options.layers)
-    for name in ("model", "dataset"):
-        if not job[name]:
-            raise UsageError(
-                f"no {name} is named for {host.name}",
-                host=host.name,
-                tried=f"`{name}` of its workload",
-                hint=f"set it in inventory.yaml, or give --{name}",
-            )
-    if job["samples"] is not None and int(job["samples"]) < 1:
-        raise UsageError(
-            "samples must be at least 1",
-            host=host.name,
-            tried=f"samples {job['samples']}",
-            hint="leave it out for the whole dataset",
-        )
-    return job
-
-
-def _dataset(host: Host, dataset: str, agent: Agent, tell: OnEvent) -> str:
-    """The dataset's path on the host; a local file (``local:PATH``) is uploaded under its content's hash, once."""
-    if not dataset.startswith(LOCAL):
-        return dataset
-    path = Path(dataset[len(LOCAL) :]).expanduser()
-    if not path.is_file():
-        raise UsageError(
-            f"no local file {path}",
-            host=host.name,
-            tried=dataset,
-            hint="local: takes one file; a folder must lie on the host",
-        )
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    name = f"{host.state_dir}/datasets/{digest.hexdigest()[:16]}-{path.name}"
-    there = agent.link.exec(
-        ["sh", "-c", 'case $1 in "~/"*) set -- "$HOME/${1#"~/"}";; esac; [ -f "$1" ] && wc -c <"$1"; true', "sh", name],
-        check=False,
-    )
-    if there.stdout.strip() != str(path.stat().st_size).encode():
-        tell({"event": "upload", "path": str(path), "bytes": path.stat().st_size})
-        agent.link.upload(path, name, mode=0o600)
-    return name
-
-
 def _judge(host: Host, found: Mapping[str, Any], force: bool) -> list[str]:
-    """Raise for the checks that failed, or with ``force`` name them. Raises the class the first failed check stands for."""
+    """Raise for the checks that failed, or with ``force`` name them. Raises the class the first failed check stands
+    for."""
     failed = [check for check in found["checks"] if check["ok"] is False]
     hard = [check for check in failed if check["name"] in UNSKIPPABLE] if force else failed
     if not hard and not (found["layers"] and found["python"]):
@@ -449,11 +354,6 @@ def _local(host: Host, call: Callable[[], Any], **data: Any) -> Any:
         raise errors.by_kind(error.kind)(
             error.message, host=host.name, tried=error.tried, hint=error.hint, **{**error.data, **data}
         ) from None
-
-
-def _label(job: Mapping[str, Any]) -> str:
-    model = str(job["model"]).rstrip("/").rsplit("/", 1)[-1]
-    return f"{model} {job['samples'] or 'all'} samples {job['engine']}"
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""The use case of ``fab pull``: samples of a run, copied here whole, checked, and never anywhere but into the folder that was named."""
+"""The use case of ``fab pull``: samples of a run, copied here whole, checked, and never anywhere but into the folder
+that was named."""
 
 from __future__ import annotations
 
@@ -38,10 +39,11 @@ def pull(
 ) -> dict[str, Any]:
     """Copy samples of a run (none named: the newest) into the folder ``to``.
 
-    ``samples``: how many (None: all); ``rows``: these indices instead; ``out``: a folder on the host instead of a run. What lies there already with the right hash is kept, so a
-    broken pull goes on where it stopped. Returns {"schema","host","run","to","files":[{"name","index","tokens","bytes","sha256","state": fetched|present}],
-    "left_out","bytes","fetched_bytes","seconds"}. Raises UsageError, RunNotFound, OutputMismatch (``to`` holds another run's samples),
-    DiskTooSmall (here), TransferFailed, LinkError.
+    ``samples``: how many (None: all); ``rows``: these indices instead; ``out``: a folder on the host instead of a
+    run. What lies there already with the right hash is kept, so a broken pull goes on where it stopped. Returns
+    {"schema","host","run","to","files":[{"name","index","tokens","bytes","sha256","state": fetched|present}],
+    "left_out","bytes","fetched_bytes","seconds"}. Raises UsageError, RunNotFound, OutputMismatch (``to`` holds
+    another run's samples), DiskTooSmall (here), TransferFailed, LinkError.
     """
     if samples is not None and samples < 1:
         raise UsageError(
@@ -112,7 +114,8 @@ def pull(
 
 
 def _checked(host: Host, record: Any) -> dict[str, Any]:
-    """One file as the host announced it, if it is one we asked for. The host chooses which samples, never where they go or what they are called."""
+    """One file as the host announced it, if it is one we asked for. The host chooses which samples, never where they
+    go or what they are called."""
     name = record.get("name") if isinstance(record, Mapping) else None
     size, digest = (record.get("bytes"), record.get("sha256")) if isinstance(record, Mapping) else (None, None)
     match = _SAMPLE.match(name) if isinstance(name, str) else None

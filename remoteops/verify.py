@@ -25,11 +25,14 @@ def verify(
 ) -> dict[str, Any]:
     """Check a run's samples (none named: the newest run; ``out``: a folder on the host instead).
 
-    ``reference`` rows are recomputed with transformers, on ``device`` (None: CPU). Returns the document remoteops.verify/1; its "ok" is the answer.
-    Raises UsageError, RunNotFound, OutputMismatch, MissingVenv, MissingPackage, LinkError.
+    ``reference`` rows are recomputed with transformers, on ``device`` (None: CPU). Returns the document
+    remoteops.verify/1; its "ok" is the answer. Raises UsageError, RunNotFound, OutputMismatch, MissingVenv,
+    MissingPackage, LinkError.
     """
     if reference < 0:
-        raise UsageError("reference is a number of rows", host=host.name, tried=f"reference {reference}", hint="0 or more")
+        raise UsageError(
+            "reference is a number of rows", host=host.name, tried=f"reference {reference}", hint="0 or more"
+        )
     request = {**runs.base(host), "run": run, "out": out, "venv": host.venv, "reference": reference, "device": device}
     with runs._using(host, agent) as door:
         report = door.call("verify", {**request, "env": {**host.env, **host.workload.env}}, on_event=on_event)

@@ -1,7 +1,7 @@
 """Tiny models and tokenizers for tests; run by the lab venv's python: ``python tests/data_models.py KIND FOLDER``.
 
-KIND: chatml, thinking (a template that drops reasoning from earlier turns), marked ({% generation %}), slow (a tokenizer that
-is Python code of the model's own and knows no offsets), none (no chat template).
+KIND: chatml, thinking (a template that drops reasoning from earlier turns), marked ({% generation %}), slow (a
+tokenizer that is Python code of the model's own and knows no offsets), none (no chat template).
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 THINKING = (
-    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m['role'] == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% set ns = namespace(last=-1) %}"
+    "{% for m in messages %}{% if m['role'] == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
     "{% for m in messages %}{% set text = m['content'] %}"
-    "{% if m['role'] == 'assistant' and loop.index0 < ns.last %}{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if m['role'] == 'assistant' and loop.index0 < ns.last %}"
+    "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
     "{{ '<|im_start|>' + m['role'] + '\n' + text + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
 )
 MARKED = (
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ '<|im_start|>assistant\n' }}{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ '<|im_start|>assistant\n' }}"
+    "{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
     "{% else %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -68,11 +71,11 @@ class SlowTokenizer(PreTrainedTokenizer):
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "hidden_size": 32,
-    "intermediate_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 128,
     "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
     "vocab_size": 320,
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,

@@ -1,7 +1,8 @@
-"""What the installed provider and consumer can do for an extraction, read from the shape of their sources (nothing is imported).
+"""What the installed provider and consumer can do for an extraction, read from the shape of their sources (nothing is
+imported).
 
-Never from a version number: a nightly that calls itself 0.16 may have what release 0.16 has not. An answer is True, False, or None when
-the sources do not say.
+Never from a version number: a nightly that calls itself 0.16 may have what release 0.16 has not. An answer is True,
+False, or None when the sources do not say.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ AUX = ("aux_hidden_state_layers", "_maybe_add_hidden_state")
 
 
 class Capabilities(NamedTuple):
-    """``connector``: vLLM has the hidden-states connector and its extract method; ``last_layer``: this model's code captures id N;
-    ``tensor_parallel``: the connector reports finished requests under TP > 1; ``generator``: speculators has its own generator;
-    ``architecture``: vLLM's registry names the model's architecture."""
+    """``connector``: vLLM has the hidden-states connector and its extract method; ``last_layer``: this model's code
+    captures id N; ``tensor_parallel``: the connector reports finished requests under TP > 1; ``generator``:
+    speculators has its own generator; ``architecture``: vLLM's registry names the model's architecture."""
 
     connector: Optional[bool]
     last_layer: Optional[bool]
@@ -74,12 +75,13 @@ def registered(provider: str) -> Optional[Dict[str, Tuple[str, str]]]:
 def captures_last(provider: str, architecture: str, registry: Mapping[str, Tuple[str, str]]) -> Optional[bool]:
     """Does vLLM's code for this architecture capture the state after its last layer (id N)?
 
-    A wrapper (Kimi-K2.5 around DeepSeek) is followed to the architectures it names in text and the model modules it imports.
+    A wrapper (Kimi-K2.5 around DeepSeek) is followed to the architectures it names in text and the model modules it
+    imports.
     """
     return _captures(provider, registry[architecture][0], registry, set())
 
 
-def _captures(provider: str, module: str, registry: Mapping[str, Tuple[str, str]], seen: "set[str]") -> Optional[bool]:
+def _captures(provider: str, module: str, registry: Mapping[str, Tuple[str, str]], seen: set[str]) -> Optional[bool]:
     if module in seen or len(seen) > 12:
         return None
     seen.add(module)
@@ -128,10 +130,11 @@ def choose(
 ) -> Tuple[str, List[str]]:
     """The engine for a run and why, in words: (engine, reasons). A pure function of what was found.
 
-    ``breaks``: how many of the audit's findings stop the generator (None: not audited). ``auto`` prefers the connector, which vLLM maintains and which needs
-    no patch; it takes the generator when the connector is missing, or does not capture an id that was asked for, or cannot run this TP.
-    Raises AgentError: UsageError for an unknown name, AuditBroken when only the generator is left and the audit found breaks,
-    MissingPackage when there is no engine at all. A named engine is taken as named, with the reasons that speak against it.
+    ``breaks``: how many of the audit's findings stop the generator (None: not audited). ``auto`` prefers the
+    connector, which vLLM maintains and which needs no patch; it takes the generator when the connector is missing, or
+    does not capture an id that was asked for, or cannot run this TP. Raises AgentError: UsageError for an unknown
+    name, AuditBroken when only the generator is left and the audit found breaks, MissingPackage when there is no
+    engine at all. A named engine is taken as named, with the reasons that speak against it.
     """
     against = []
     if found.connector is not True:
@@ -184,7 +187,7 @@ def choose(
         "MissingPackage",
         "no engine can run there: " + "; ".join([*against, "speculators has no generator of its own"]),
         tried="--engine auto",
-        hint="a vLLM whose connector fits (0.18 or newer; DeepSeek and Kimi models 0.25), or speculators <= 0.4 beside this one",
+        hint="a vLLM whose connector fits (0.18 or newer; DeepSeek and Kimi models 0.25), or speculators <= 0.4",
     )
 
 

@@ -1,4 +1,5 @@
-"""Free space as a writer will find it (quotas too, where they can be read), and a gate that pauses a run before the disk is full."""
+"""Free space as a writer will find it (quotas too, where they can be read), and a gate that pauses a run before the
+disk is full."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def existing(path: str) -> str:
 
 
 def space(path: str) -> Dict[str, Any]:
-    """{"free","total" (bytes), "files" (inodes left, None when the file system does not count), "source": statvfs|quota, "path"}.
+    """{"free","total" (bytes), "files" (inodes left, None when the file system does not count), "source":
+    statvfs|quota, "path"}.
 
     ``free`` is what this user may still write: the smaller of the file system's and the user's quota.
     """
@@ -49,7 +51,8 @@ def device(path: str) -> int:
 
 
 def quota_left(path: str, run: Optional[Callable[[List[str]], str]] = None) -> Optional[int]:
-    """Bytes that this user's quota leaves on the file system of ``path``; None when there is no quota or no way to ask."""
+    """Bytes that this user's quota leaves on the file system of ``path``; None when there is no quota or no way to
+    ask."""
     if run is None:
         if not shutil.which("quota"):
             return None
@@ -60,7 +63,8 @@ def quota_left(path: str, run: Optional[Callable[[List[str]], str]] = None) -> O
 
 
 def parse_quota(text: str, mount: str) -> Optional[int]:
-    """Bytes left from ``quota -w -p`` (block counts of 1 KiB; an over-limit count carries a star). None without a limit."""
+    """Bytes left from ``quota -w -p`` (block counts of 1 KiB; an over-limit count carries a star). None without a
+    limit."""
     for line in text.splitlines():
         fields = line.split()
         if len(fields) < 4 or not fields[1].rstrip("*").isdigit():
@@ -100,8 +104,8 @@ def _run(argv: List[str]) -> str:
 class Gate:
     """Holds writers back while the file system is nearly full.
 
-    With ``run_dir`` it appends events to that run: ``paused`` {"reason","free","need","path","hint"} and ``resumed`` {"free","waited_s"}.
-    Safe from several threads; can be sent to another process (each process then looks for itself).
+    With ``run_dir`` it appends events to that run: ``paused`` {"reason","free","need","path","hint"} and ``resumed``
+    {"free","waited_s"}. Safe from several threads; can be sent to another process (each process then looks for itself).
     """
 
     def __init__(self, path: str, reserve: int = RESERVE, run_dir: Optional[str] = None, poll: float = 2.0) -> None:
@@ -116,10 +120,11 @@ class Gate:
         self.__init__(**state)  # type: ignore[misc]
 
     def wait(self, size: int, stop: Optional[Callable[[], bool]] = None, *, failed: bool = False) -> bool:
-        """Return True once ``size`` bytes may be written without eating into the reserve; False when ``stop()`` said so.
+        """Return True once ``size`` bytes may be written without eating into the reserve; False when ``stop()`` said
+        so.
 
-        The disk is looked at once per 64 MiB only; ``failed=True`` (a write just met ENOSPC or EDQUOT) looks at once and
-        waits at least one poll, because a quota may be what was hit and cannot always be read.
+        The disk is looked at once per 64 MiB only; ``failed=True`` (a write just met ENOSPC or EDQUOT) looks at once
+        and waits at least one poll, because a quota may be what was hit and cannot always be read.
         """
         with self._lock:
             self._credit -= size
@@ -142,7 +147,7 @@ class Gate:
                         free=free,
                         need=size + self.reserve,
                         path=self.path,
-                        hint="free space on that file system and the run goes on by itself; or stop it and resume elsewhere",
+                        hint="free space there and the run goes on by itself; or stop it and resume elsewhere",
                     )
                 if stop is not None and stop():
                     return False

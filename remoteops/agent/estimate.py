@@ -1,4 +1,5 @@
-"""How many tokens, and so how many bytes, a dataset will make; from its files alone, in about a second, before anything is tokenised."""
+"""How many tokens, and so how many bytes, a dataset will make; from its files alone, in about a second, before
+anything is tokenised."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def dataset(
         raise AgentError("DatasetError", "the dataset %s is empty" % path, tried=", ".join(files))
     rows = seen = 0
     tokens = 0.0
-    columns: "Optional[Sequence[str]]" = None
+    columns: Optional[Sequence[str]] = None
     for line in _lines(files):
         rows += 1
         seen += len(line)
@@ -95,7 +96,8 @@ from remoteops.agent.extraction import records
 found = records.open_records(sys.argv[1])
 rows = [row for _, row in found.pick(range(min(found.count, 200)))]
 print(json.dumps({"rows": found.count, "sizes": [len(json.dumps(row, default=str)) for row in rows],
-                  "ids": [len(row["input_ids"]) for row in rows if row.get("input_ids") is not None], "columns": sorted(rows[0])}))
+                  "ids": [len(row["input_ids"]) for row in rows if row.get("input_ids") is not None], "columns":
+                  sorted(rows[0])}))
 """
 
 
@@ -107,8 +109,7 @@ def _table(path: str, max_length: int, venv_python: Optional[str], import_path: 
     done = subprocess.run(
         [venv_python, "-c", _CHILD, path],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         env={**os.environ, "PYTHONPATH": import_path or ""},
         timeout=60,
         check=False,

@@ -11,7 +11,8 @@ from remoteops.agent.verify import output_of
 
 
 def job(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, Any]:
-    """Request: "run" (none: the newest). Result: {"run","path","out","job","phases" {name: seconds},"outcome","failure","samples"}.
+    """Request: "run" (none: the newest). Result: {"run","path","out","job","phases" {name:
+    seconds},"outcome","failure","samples"}.
 
     Raises AgentError(RunNotFound), and AgentError(UsageError) for a run that is no extraction.
     """
@@ -42,7 +43,7 @@ def job(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, Any]:
     }
 
 
-def _story(run: RunDir) -> "Tuple[Dict[str, float], Optional[Dict[str, Any]], Optional[Dict[str, Any]]]":
+def _story(run: RunDir) -> Tuple[Dict[str, float], Optional[Dict[str, Any]], Optional[Dict[str, Any]]]:
     """Seconds between the phase events, each phase ending where the next begins; the last one ends with the outcome."""
     marks: List[Tuple[str, float]] = []
     outcome: Optional[Dict[str, Any]] = None
@@ -56,9 +57,9 @@ def _story(run: RunDir) -> "Tuple[Dict[str, float], Optional[Dict[str, Any]], Op
             if isinstance(moment, (int, float)):
                 marks.append(("", float(moment)))
         elif kind == "failure":
-            failure = {name: event.get(name) for name in ("kind", "message", "hint", "tried")}
+            failure = {name: event.get(name) for name in ("kind", "message", "hint", "tried", "causes")}
     phases: Dict[str, float] = {}
-    for (name, begin), (_, end) in zip(marks, marks[1:]):
+    for (name, begin), (_, end) in zip(marks, marks[1:]):  # noqa: RUF007
         if name:
             phases[name] = round(phases.get(name, 0.0) + end - begin, 3)
     return phases, outcome, failure

@@ -1,8 +1,8 @@
 """manifest.jsonl: what lies in an output folder, and what a resumed run still has to do.
 
-The first line is the header (schema remoteops.manifest/1): everything that decides the content of a sample. Every other line
-is one sample that was complete under its final name when the line was written. Lines are appended by one write each, by
-any process; a later line of an index replaces an earlier one. A torn line (the machine died) is skipped.
+The first line is the header (schema remoteops.manifest/1): everything that decides the content of a sample. Every
+other line is one sample that was complete under its final name when the line was written. Lines are appended by one
+write each, by any process; a later line of an index replaces an earlier one. A torn line (the machine died) is skipped.
 Standard library only: the pull and preflight verbs read it without a venv.
 """
 
@@ -52,7 +52,7 @@ class Output(NamedTuple):
     header: Dict[str, Any]
     entries: Dict[int, Dict[str, Any]]
 
-    def todo(self, rows: Iterable[Any]) -> "Tuple[List[Any], Dict[int, str]]":
+    def todo(self, rows: Iterable[Any]) -> Tuple[List[Any], Dict[int, str]]:
         """The rows without a valid file, and why each one that had something is done again.
 
         ``rows`` have ``index`` and ``input_ids``. A row is done when its line matches the row's tokens and its file
@@ -77,7 +77,8 @@ class Output(NamedTuple):
 
 
 def file_name(fmt: str, index: int) -> str:
-    """The final name of a sample; the index is the row of the dataset. Raises AgentError(UsageError) for an unknown format."""
+    """The final name of a sample; the index is the row of the dataset. Raises AgentError(UsageError) for an unknown
+    format."""
     try:
         return PATTERNS[fmt] % index
     except KeyError:
@@ -133,8 +134,9 @@ def read(out: str) -> Optional[Output]:
 def open_output(out: str, header: Mapping[str, Any]) -> Output:
     """Create the folder and its manifest, or take up the one that is there.
 
-    ``header`` must hold the keys of IDENTITY. Raises AgentError(OutputMismatch) naming each thing that changed when the folder was written for something
-    else, and for samples that lie there without a manifest. Partial files of a killed run are removed.
+    ``header`` must hold the keys of IDENTITY. Raises AgentError(OutputMismatch) naming each thing that changed when
+    the folder was written for something else, and for samples that lie there without a manifest. Partial files of a
+    killed run are removed.
     """
     os.makedirs(out, exist_ok=True)
     found = read(out)
@@ -224,7 +226,8 @@ def append(out: str, entry: Mapping[str, Any]) -> None:
 
 
 def check_file(out: str, entry: Mapping[str, Any]) -> None:
-    """Raise Identified unless the file has the size of its line and a whole container (zip directory, safetensors header)."""
+    """Raise Identified unless the file has the size of its line and a whole container (zip directory, safetensors
+    header)."""
     path = os.path.join(out, os.path.basename(str(entry["file"])))
     try:
         size = os.stat(path).st_size
@@ -241,7 +244,8 @@ def check_file(out: str, entry: Mapping[str, Any]) -> None:
 
 
 def safetensors_header(path: str) -> Dict[str, Dict[str, Any]]:
-    """The tensors of a safetensors file: name -> {"dtype","shape","data_offsets"}. Raises Identified when the file is not whole."""
+    """The tensors of a safetensors file: name -> {"dtype","shape","data_offsets"}. Raises Identified when the file is
+    not whole."""
     size = os.stat(path).st_size
     try:
         with open(path, "rb") as stream:

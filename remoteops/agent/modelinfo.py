@@ -120,7 +120,8 @@ def read(folder: str) -> Shape:
 
 
 def stored_dtype(requested: str, shape: Shape) -> str:
-    """The dtype states will have on disk. ``auto`` is what vLLM makes of the checkpoint: float32 becomes bfloat16, unknown too."""
+    """The dtype states will have on disk. ``auto`` is what vLLM makes of the checkpoint: float32 becomes bfloat16,
+    unknown too."""
     if requested and requested != "auto":
         return {"half": "float16", "float": "float32"}.get(requested, requested)
     return shape.dtype if shape.dtype in ("float16", "bfloat16") else "bfloat16"
@@ -145,8 +146,9 @@ def fingerprint(folder: str) -> str:
     return digest.hexdigest()
 
 
-def _weights(folder: str) -> "tuple[Dict[str, int], List[str]]":
-    """Weight files with their bytes (safetensors alone where there are any), and the shards an index names but the folder lacks."""
+def _weights(folder: str) -> tuple[Dict[str, int], List[str]]:
+    """Weight files with their bytes (safetensors alone where there are any), and the shards an index names but the
+    folder lacks."""
     found: Dict[str, int] = {}
     for entry in os.scandir(folder):
         if entry.name.endswith(_WEIGHTS) and entry.is_file():
@@ -165,7 +167,7 @@ def _weights(folder: str) -> "tuple[Dict[str, int], List[str]]":
     return found, missing
 
 
-def _first(config: Mapping[str, Any], names: "tuple[str, ...]") -> Optional[int]:
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Optional[int]:
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

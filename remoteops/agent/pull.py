@@ -1,4 +1,5 @@
-"""Says which files of a run belong together, with their sizes and hashes; the bytes travel over the link's own transfer."""
+"""Says which files of a run belong together, with their sizes and hashes; the bytes travel over the link's own
+transfer."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ BESIDE = ("data_config.json", "sample_lengths.json", "rows.jsonl")
 
 
 def list_files(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, Any]:
-    """Request: "run" (none: the newest) or "out", "samples" (how many; None: all), "rows" (their indices; wins over samples).
+    """Request: "run" (none: the newest) or "out", "samples" (how many; None: all), "rows" (their indices; wins over
+    samples).
 
     Result: {"run","out","header","samples_total","manifest": [lines of the chosen samples],
-    "files": [{"name" (in the folder), "path" (on the host), "bytes", "sha256", "index"?, "tokens"?}]}. Only samples whose file is what the
-    manifest says are listed; others are in "left_out" with the reason. Raises RunNotFound, OutputMismatch.
+    "files": [{"name" (in the folder), "path" (on the host), "bytes", "sha256", "index"?, "tokens"?}]}. Only samples
+    whose file is what the manifest says are listed; others are in "left_out" with the reason. Raises RunNotFound,
+    OutputMismatch.
     """
     run = None if request.get("out") else find(request)
     out = os.path.abspath(os.path.expanduser(str(request["out"]))) if run is None else output_of(run)

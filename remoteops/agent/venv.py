@@ -1,4 +1,5 @@
-"""The host's own Python environment, as its interpreter describes it (a child of 50 to 200 ms; nothing heavy is imported)."""
+"""The host's own Python environment, as its interpreter describes it (a child of 50 to 200 ms; nothing heavy is
+imported)."""
 
 from __future__ import annotations
 
@@ -90,8 +91,7 @@ def describe(venv: Optional[str], env: Optional[Mapping[str, str]] = None) -> Ve
         done = subprocess.run(
             [python, "-c", _CHILD, *PACKAGES],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             env=clean,
             cwd="/",
             timeout=60,
@@ -109,4 +109,4 @@ def import_path() -> str:
     """Where another interpreter finds this agent: the archive, or the source tree it runs from."""
     import remoteops
 
-    return os.path.dirname(os.path.abspath(list(remoteops.__path__)[0]))
+    return os.path.dirname(os.path.abspath(next(iter(remoteops.__path__))))

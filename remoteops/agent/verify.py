@@ -1,4 +1,5 @@
-"""The verb that reads back what a run wrote. The reading is done by a child in the host's venv (torch); this side needs nothing."""
+"""The verb that reads back what a run wrote. The reading is done by a child in the host's venv (torch); this side
+needs nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ CHILD = "remoteops.agent.extraction.verify_child"
 def verify(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, Any]:
     """Check a run's output folder.
 
-    Request: "run" (none: the newest) or "out" (a folder), "venv", "reference" (rows to recompute with transformers, default 0), "device". Events:
-    ``progress``. Result: the report of extraction/check.py and "run". Raises RunNotFound, OutputMismatch, MissingVenv, RunFailed.
+    Request: "run" (none: the newest) or "out" (a folder), "venv", "reference" (rows to recompute with transformers,
+    default 0), "device". Events: ``progress``. Result: the report of extraction/check.py and "run". Raises
+    RunNotFound, OutputMismatch, MissingVenv, RunFailed.
     """
     run: Optional[RunDir] = None
     job: Dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""Reads back what was written and compares it with the rows it was made from; one pass, one sample in memory at a time."""
+"""Reads back what was written and compares it with the rows it was made from; one pass, one sample in memory at a
+time."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Report:
     def __init__(self) -> None:
         self.problems: List[Dict[str, Any]] = []
         self.count = 0
-        self.rows: "set[int]" = set()
+        self.rows: set[int] = set()
 
     def add(self, index: int, file: str, problem: str, **facts: Any) -> None:
         self.count += 1
@@ -37,11 +38,13 @@ def check(
     job: Optional[Mapping[str, Any]] = None,
     device: Optional[str] = None,
 ) -> Dict[str, Any]:
-    """Every row present, its tokens, shape, dtype, finite values, no two samples with the same states and other tokens; lengths.
+    """Every row present, its tokens, shape, dtype, finite values, no two samples with the same states and other
+    tokens; lengths.
 
-    ``reference``: that many rows are recomputed with transformers and compared per layer (reference.py). ``emit(event, **fields)`` gets
-    ``progress``. Returns {"ok", "rows", "checked", "problem_count", "problem_rows", "problems", "lengths", "bytes", "tokens", "reference"?}.
-    Raises AgentError(OutputMismatch) for a folder without manifest or rows.
+    ``reference``: that many rows are recomputed with transformers and compared per layer (reference.py).
+    ``emit(event, **fields)`` gets ``progress``. Returns {"ok", "rows", "checked", "problem_count", "problem_rows",
+    "problems", "lengths", "bytes", "tokens", "reference"?}. Raises AgentError(OutputMismatch) for a folder without
+    manifest or rows.
     """
     found = manifest.read(out)
     if found is None:
@@ -66,7 +69,7 @@ def check(
             report.add(row.index, name, "%d bytes, the manifest says %s" % (os.stat(path).st_size, entry.get("bytes")))
         try:
             sample = read_sample(path)
-        except Exception as error:  # noqa: BLE001 - whatever a broken file raises is the finding
+        except Exception as error:  # noqa: BLE001
             report.add(row.index, name, "unreadable: %s" % (" ".join(str(error).split())[:200] or type(error).__name__))
             continue
         checked += 1
@@ -121,7 +124,8 @@ def check(
 
 
 def read_sample(path: str) -> Dict[str, Any]:
-    """{"input_ids": [int], "loss_mask": [int] | None, "states": tensor [S, L, H] or list of [S, H]}; memory mapped, nothing in the file is executed."""
+    """{"input_ids": [int], "loss_mask": [int] | None, "states": tensor [S, L, H] or list of [S, H]}; memory mapped,
+    nothing in the file is executed."""
     import torch
 
     if path.endswith(".safetensors"):

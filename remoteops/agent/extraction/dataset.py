@@ -15,9 +15,10 @@ NAMED = 1000  # dropped rows that are named one by one; all are counted
 
 
 class Row(NamedTuple):
-    """One sample. ``index`` is the row of the dataset; both lists have the same length, in tokens; the mask holds 0 and 1."""
+    """One sample. ``index`` is the row of the dataset; both lists have the same length, in tokens; the mask holds 0
+    and 1."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple's own index() is not needed
     input_ids: List[int]
     loss_mask: List[int]
 
@@ -46,8 +47,8 @@ def load(
     """Read ``job["dataset"]`` and make rows of at most ``job["max_length"]`` tokens.
 
     ``samples`` rows are taken in the order of a shuffle by ``seed`` until that many usable ones are found, so a larger
-    ``samples`` keeps the rows of a smaller one; None takes all. ``max_dropped`` is the share of examined rows that may be
-    dropped (default 0.05). The tokenizer is loaded only when the records are not token ids already.
+    ``samples`` keeps the rows of a smaller one; None takes all. ``max_dropped`` is the share of examined rows that
+    may be dropped (default 0.05). The tokenizer is loaded only when the records are not token ids already.
     Raises AgentError(DatasetError | MissingModel | MissingPackage).
     """
     records = open_records(str(job["dataset"]))
@@ -124,7 +125,7 @@ class _Maker:
             return None
         return Row(index, ids, mask)
 
-    def _tokens(self, record: Mapping[str, Any]) -> "tuple[List[int], List[int]]":
+    def _tokens(self, record: Mapping[str, Any]) -> tuple[List[int], List[int]]:
         if record.get("input_ids") is not None:
             self._use("input_ids")
             ids = _ints(record["input_ids"], "input_ids")

@@ -1,8 +1,8 @@
 """Writes one sample as a trainer reads it, under a temporary name first.
 
-``speculators-v1`` (trainers of speculators <= 0.4): data_{i}.pt, a dict of input_ids [S] int64, hidden_states (a list of L
-tensors [S, H]) and loss_mask [S] int64. ``safetensors`` (>= 0.5): hs_{i}.safetensors with hidden_states [S, L, H] and token_ids [S]
-int64; the loss mask lies in the dataset beside it (finish.py). i is the dataset's row in both.
+``speculators-v1`` (trainers of speculators <= 0.4): data_{i}.pt, a dict of input_ids [S] int64, hidden_states (a list
+of L tensors [S, H]) and loss_mask [S] int64. ``safetensors`` (>= 0.5): hs_{i}.safetensors with hidden_states [S, L,
+H] and token_ids [S] int64; the loss mask lies in the dataset beside it (finish.py). i is the dataset's row in both.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _COUNTER = itertools.count()
 class Store:
     """The output folder as an engine sees it; holds plain values only, so it can be sent to worker processes.
 
-    ``layers``: completed-layers ids in slot order. ``sync``: ``file`` = each sample is on the disk before its name is, ``end`` = the
-    caller runs ``sync_all`` once, ``none``. Rename alone is enough against killed processes; syncing is against a machine that dies.
+    ``layers``: completed-layers ids in slot order. ``sync``: ``file`` = each sample is on the disk before its name
+    is, ``end`` = the caller runs ``sync_all`` once, ``none``. Rename alone is enough against killed processes;
+    syncing is against a machine that dies.
     """
 
     def __init__(
@@ -46,17 +47,18 @@ class Store:
             hidden_size,
         )
 
-    def write(self, row: Any, states: "Union[Sequence[Any], Any]") -> Dict[str, Any]:
+    def write(self, row: Any, states: Union[Sequence[Any], Any]) -> Dict[str, Any]:
         """Write one sample and its manifest line; returns the line.
 
-        ``states``: L tensors [S, H] or one [S, L, H]; any device, one floating dtype. Raises ValueError for a wrong shape (nothing is written)
-        and OSError as it comes (ENOSPC, EDQUOT: the temporary file is gone, the call can be repeated).
+        ``states``: L tensors [S, H] or one [S, L, H]; any device, one floating dtype. Raises ValueError for a wrong
+        shape (nothing is written) and OSError as it comes (ENOSPC, EDQUOT: the temporary file is gone, the call can
+        be repeated).
         """
         import torch
 
         length, slots = len(row.input_ids), len(self.layers)
         if isinstance(states, (list, tuple)):
-            shape = tuple([len(states), *states[0].shape]) if states else (0,)
+            shape = (len(states), *states[0].shape) if states else (0,)
             if any(tuple(one.shape) != shape[1:] or one.dtype != states[0].dtype for one in states):
                 raise ValueError(
                     "row %d: slots differ: %s" % (row.index, [(tuple(one.shape), str(one.dtype)) for one in states])
@@ -93,7 +95,8 @@ class Store:
     def adopt(self, row: Any, path: str) -> Dict[str, Any]:
         """Take a finished safetensors file (vLLM's connector writes the same two tensors) as the sample of ``row``.
 
-        Its header is checked, then it is renamed. Raises ValueError when it is not that sample, OSError(EXDEV) from another file system.
+        Its header is checked, then it is renamed. Raises ValueError when it is not that sample, OSError(EXDEV) from
+        another file system.
         """
         if self.fmt != "safetensors":
             raise ValueError("only the safetensors format adopts files")
@@ -179,7 +182,8 @@ def read_safetensors(path: str, name: str, header: Dict[str, Dict[str, Any]]) ->
 
 
 def _write_safetensors(path: str, ids: Sequence[int], states: Any, sync: bool) -> None:
-    """``states``: contiguous CPU tensor [S, L, H]. One gathered write without a copy, so that writer threads do not hold each other up."""
+    """``states``: contiguous CPU tensor [S, L, H]. One gathered write without a copy, so that writer threads do not
+    hold each other up."""
     import array
     import sys
 
@@ -209,7 +213,7 @@ def _write_safetensors(path: str, ids: Sequence[int], states: Any, sync: bool) -
     )
 
 
-def _write_all(path: str, parts: "List[Any]", sync: bool) -> None:
+def _write_all(path: str, parts: List[Any], sync: bool) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         views = [memoryview(part).cast("B") for part in parts]
@@ -227,7 +231,7 @@ def _write_all(path: str, parts: "List[Any]", sync: bool) -> None:
         os.close(fd)
 
 
-def _write_pt(path: str, row: Any, layers: "Sequence[Any]", sync: bool) -> None:
+def _write_pt(path: str, row: Any, layers: Sequence[Any], sync: bool) -> None:
     import torch
 
     # A slice of a larger tensor would drag its whole storage into the file.

@@ -23,7 +23,8 @@ def default(num_layers: int) -> List[int]:
     """[2, N//2, N-3, N], the ids that vLLM feeds a draft by default plus the last state.
 
     On small models these collide (N=6 gives 2, 3, 3, 6) or leave the range. They are then moved to the nearest free ids
-    between 1 and N-1, keeping their order. Raises AgentError(UsageError) below four layers: three different auxiliary ids do not exist.
+    between 1 and N-1, keeping their order. Raises AgentError(UsageError) below four layers: three different auxiliary
+    ids do not exist.
     """
     wanted = [2, num_layers // 2, num_layers - 3]
     if len(set(wanted)) == 3 and wanted == sorted(wanted) and wanted[0] >= 1:
@@ -46,9 +47,9 @@ def default(num_layers: int) -> List[int]:
 def resolve(layers: Union[str, Sequence[Any], None], num_layers: int) -> List[int]:
     """The ids of a request as an ascending list of ints.
 
-    ``layers``: "default", None, a list of ints, or a text such as "2,30,58,61". Raises AgentError(UsageError) for an id out of
-    0..N, one named twice, or a list that is not ascending (engines write slots in ascending order whatever was asked,
-    so another order would mislabel them).
+    ``layers``: "default", None, a list of ints, or a text such as "2,30,58,61". Raises AgentError(UsageError) for an
+    id out of 0..N, one named twice, or a list that is not ascending (engines write slots in ascending order whatever
+    was asked, so another order would mislabel them).
     """
     if layers is None or layers == "default" or layers == ["default"]:
         return default(num_layers)

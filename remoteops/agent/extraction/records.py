@@ -22,7 +22,8 @@ Record = Union[Dict[str, Any], ValueError]
 
 
 class Records(NamedTuple):
-    """A dataset: its files, the number of records, and a reader of chosen ones (ascending indices -> pairs of index and record).
+    """A dataset: its files, the number of records, and a reader of chosen ones (ascending indices -> pairs of index
+    and record).
 
     A record that cannot be read comes as a ValueError saying why, so that its row can be named.
     """
@@ -37,7 +38,7 @@ class Records(NamedTuple):
         digest = hashlib.sha256()
         for name in self.files:
             with open(name, "rb") as stream:
-                for block in iter(lambda: stream.read(1 << 20), b""):  # noqa: B023 - used up before the next file
+                for block in iter(lambda: stream.read(1 << 20), b""):
                     digest.update(block)
         return digest.hexdigest()
 
@@ -45,8 +46,8 @@ class Records(NamedTuple):
 def files_of(path: str) -> List[str]:
     """The data files behind a path, in order.
 
-    A folder is a saved Hugging Face dataset (state.json; of a DatasetDict its ``train`` split) or a folder of files of one
-    kind. Raises AgentError(DatasetError).
+    A folder is a saved Hugging Face dataset (state.json; of a DatasetDict its ``train`` split) or a folder of files
+    of one kind. Raises AgentError(DatasetError).
     """
     full = os.path.abspath(os.path.expanduser(path))
     if os.path.isfile(full):

@@ -1,9 +1,10 @@
 """Conversations to token ids and a loss mask, with the model's own tokenizer and chat template.
 
-The mask is 1 on what the model itself would have written: from behind the generation prompt to the end-of-turn token of every assistant turn.
-Spans are found in the rendered text (the render of the turns before, with the generation prompt, is a prefix of the
-whole), so any template works; a template with {% generation %} marks says them itself. Spans become tokens by
-offsets, or, for tokenizers written in Python that have none (Kimi's), by tokenising the pieces between the boundaries.
+The mask is 1 on what the model itself would have written: from behind the generation prompt to the end-of-turn token
+of every assistant turn. Spans are found in the rendered text (the render of the turns before, with the generation
+prompt, is a prefix of the whole), so any template works; a template with {% generation %} marks says them itself.
+Spans become tokens by offsets, or, for tokenizers written in Python that have none (Kimi's), by tokenising the pieces
+between the boundaries.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ Span = Tuple[int, int]
 
 
 def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
-    """The model's tokenizer. Raises AgentError(MissingModel) when it has none, or when it is code and that is not allowed."""
+    """The model's tokenizer. Raises AgentError(MissingModel) when it has none, or when it is code and that is not
+    allowed."""
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(os.path.expanduser(model), trust_remote_code=trust_remote_code)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the loader raises what it likes; the user gets its words
         text = " ".join(str(error).split())[:400]
         if "trust_remote_code" in text and not trust_remote_code:
             raise AgentError(
@@ -120,7 +122,8 @@ class Renderer:
         return ids, [1] * len(ids)
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Any = None) -> Tuple[List[int], List[int]]:
-        """Raises ValueError when the template refuses the turns or the assistant's text cannot be found in its render."""
+        """Raises ValueError when the template refuses the turns or the assistant's text cannot be found in its
+        render."""
         if not getattr(self.tokenizer, "chat_template", None):
             raise AgentError(
                 "DatasetError",
@@ -145,7 +148,7 @@ class Renderer:
                     list(messages), tokenize=False, add_generation_prompt=prompt, **options
                 )
             )
-        except Exception as error:  # noqa: BLE001 - a template raises what it likes; the row is named with its words
+        except Exception as error:  # noqa: BLE001
             raise ValueError("the chat template refuses it: %s" % " ".join(str(error).split())[:200]) from None
 
     def _by_marks(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> Optional[Tuple[List[int], List[int]]]:
@@ -157,7 +160,7 @@ class Renderer:
                 list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **options
             )
             ids, mask = list(answer["input_ids"]), [int(one) for one in answer["assistant_masks"]]
-        except Exception:  # noqa: BLE001 - marks are a convenience; the spans below need none
+        except Exception:  # noqa: BLE001
             return None
         return (ids, mask) if len(ids) == len(mask) and any(mask) else None
 
@@ -183,7 +186,7 @@ class Renderer:
             return found
         prompt = self._render(messages[:position], tools, True)
         # A prompt that opens a block the history drops (an empty <think>) shares only its header with the whole.
-        common = len(os.path.commonprefix([prompt, full]))
+        common = _agreeing(prompt, full)
         if common < floor:
             raise ValueError("the chat template changes earlier turns; no prefix of turn %d is left" % position)
         return common
@@ -235,8 +238,8 @@ def mask_by_pieces(encode: Any, full: str, spans: Sequence[Span]) -> Tuple[List[
     """
     whole = encode(full)
     cuts = [0, *(edge for span in spans for edge in span), len(full)]
-    pieces = [encode(full[begin:end]) for begin, end in zip(cuts, cuts[1:])]
-    if sum(pieces, []) == whole:
+    pieces = [encode(full[begin:end]) for begin, end in zip(cuts, cuts[1:])]  # noqa: RUF007
+    if [one for piece in pieces for one in piece] == whole:
         mask: List[int] = []
         for number, piece in enumerate(pieces):
             mask += [number % 2] * len(piece)
@@ -248,7 +251,7 @@ def mask_by_pieces(encode: Any, full: str, spans: Sequence[Span]) -> Tuple[List[
     return whole, mask
 
 
-def _agreeing(left: Sequence[int], right: Sequence[int]) -> int:
+def _agreeing(left: Sequence[Any], right: Sequence[Any]) -> int:
     count = 0
     for one, other in zip(left, right):
         if one != other:
@@ -266,6 +269,6 @@ def _specials(tokenizer: Any) -> List[str]:
     found = set(getattr(tokenizer, "all_special_tokens", None) or [])
     try:
         found.update(tokenizer.get_added_vocab())
-    except Exception:  # noqa: BLE001 - tokenizers of a model's own code may lack it
+    except Exception:  # noqa: BLE001
         pass
     return [str(one) for one in found]

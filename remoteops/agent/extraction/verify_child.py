@@ -1,4 +1,5 @@
-"""``<venv>/bin/python -m remoteops.agent.extraction.verify_child``: one request on stdin, JSON-line events on stdout."""
+"""``<venv>/bin/python -m remoteops.agent.extraction.verify_child``: one request on stdin, JSON-line events on
+stdout."""
 
 from __future__ import annotations
 
