@@ -194,9 +194,8 @@ def _package_root(paths: list[PurePosixPath], package: str | None) -> PurePosixP
                 candidates.append(path.parent.parent)
             elif path.name == package + ".py" and len(path.parts) <= 3:
                 candidates.append(path.parent)
-        elif path.name == "__init__.py" and len(path.parts) in (3, 4) and path.parts[-2].isidentifier():
-            if path.parts[-2] not in ("tests", "test", "docs", "examples", "benchmarks"):
-                candidates.append(path.parent.parent)
+        elif path.name == "__init__.py" and len(path.parts) in (3, 4) and _is_name(path.parts[-2]):
+            candidates.append(path.parent.parent)
     if not candidates and package is not None:  # a namespace package has no __init__.py
         for path in paths:
             if path.suffix == ".py" and package in path.parts[1:-1] and len(path.parts) <= 5:
@@ -205,15 +204,17 @@ def _package_root(paths: list[PurePosixPath], package: str | None) -> PurePosixP
 
 
 def _is_package(members: dict[PurePosixPath, Any], root: PurePosixPath, first: str) -> bool:
-    return first not in ("tests", "test", "docs", "examples", "benchmarks") and root / first / "__init__.py" in members
+    return _is_name(first) and root / first / "__init__.py" in members
+
+
+def _is_name(folder: str) -> bool:
+    return folder.isidentifier() and folder not in ("tests", "test", "docs", "examples", "benchmarks")
 
 
 def _is_metadata(path: PurePosixPath) -> bool:
     return len(path.parts) == 2 and (
-        (path.parts[0].endswith(".dist-info")
-        and path.name == "METADATA")
-        or (path.parts[0] == "EGG-INFO"
-        and path.name == "PKG-INFO")
+        (path.parts[0].endswith(".dist-info") and path.name == "METADATA")
+        or (path.parts[0] == "EGG-INFO" and path.name == "PKG-INFO")
     )
 
 

@@ -36,9 +36,9 @@ def matrix(
 ) -> dict[str, Any]:
     """The document remoteops.matrix/1: one row a pair, consumers in the order given, releases oldest first.
 
-    ``consumers`` and ``providers`` are specs (``speculators==0.3.0,0.4.0.1``, ``vllm>=0.11``, a folder as ``name=DIR``).
-    A row that could not be audited has ``error`` instead of counts. ``fresh`` ignores earlier results. Raises UsageError
-    or MissingPackage when a spec names nothing at all.
+    ``consumers`` and ``providers`` are specs: ``speculators==0.3.0,0.4.0.1``, ``vllm>=0.11``, a folder as ``name=DIR``.
+    A row that could not be audited has ``error`` instead of counts. ``fresh`` ignores earlier results. Raises
+    UsageError or MissingPackage when a spec names nothing at all.
     """
     started = time.monotonic()
     store = (cache or sources.cache_dir()) / "matrix"
@@ -52,11 +52,12 @@ def matrix(
     waiting: list[tuple[str, str, Path]] = []
     for one in left:
         for other in right:
-            failed = next((trees[spec] for spec in (one, other) if isinstance(trees[spec], str)), None)
-            if failed is not None:
-                rows[one, other] = {"consumer": one, "provider": other, "error": failed}
+            mine, theirs = trees[one], trees[other]
+            if isinstance(mine, str) or isinstance(theirs, str):
+                error = mine if isinstance(mine, str) else theirs
+                rows[one, other] = {"consumer": _label(mine, one), "provider": _label(theirs, other), "error": error}
                 continue
-            place = store / f"{_key(trees[one], trees[other], base, model)}.json"
+            place = store / f"{_key(mine, theirs, base, model)}.json"
             row = None if fresh else _read(place)
             if row is None:
                 waiting.append((one, other, place))

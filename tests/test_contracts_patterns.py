@@ -25,12 +25,20 @@ def found(pattern: str, code: str, **bound: str) -> list[str]:
         ("f($A, $A)", "f(x, x); f(x, y)", 1),
         ("$R[0]", "a[0]; a[1]; a['0']", 1),
         ("$ROWS[$O : $O + $L]", "h[o:o + n]; h[o:p + n]; h[o:]", 1),
-        ('raise E("~must be called")', "raise E('x() must be called first'); raise E('no'); raise E(f'{n} must be called')", 2),
+        (
+            'raise E("~must be called")',
+            "raise E('x() must be called first'); raise E('no'); raise E(f'{n} must be called')",
+            2,
+        ),
         ("if $I in self.layers: ...", "if i in self.layers:\n    a()\n    b()\nelse:\n    c()", 1),
         ("while ...: ...", "while x: pass", 1),
         ("for $A, $B in $C: ...", "for i, x in enumerate(y): pass", 1),
         ("$X[0] if $R is not None else $X", "return_ = a[0] if r is not None else a", 1),
-        ("def f(): ...", "def f(self, x: int = 3) -> int:\n    '''doc'''\n    return 1\nasync def f(): pass\ndef g(): pass", 2),
+        (
+            "def f(): ...",
+            "def f(self, x: int = 3) -> int:\n    '''doc'''\n    return 1\nasync def f(): pass\ndef g(): pass",
+            2,
+        ),
         ('d["a"] = $V', "d['a'] = 1; d['b'] = 1", 1),
         ('{"a": $V}', "{'a': 1}; {'a': 1, 'b': 2}", 1),
         ("assert len($R.h) >= $N", "assert len(request.h) >= n, 'text'", 1),
@@ -67,7 +75,12 @@ def test_a_pattern_that_is_no_single_statement_is_refused_by_name(text: str) -> 
 
 @pytest.mark.parametrize(
     ("pattern", "needle"),
-    [("$X.schedule()", "schedule"), ('$P.get("hidden_states_path")', "hidden_states_path"), ("$A[$B : $B + $C]", ""), ('raise E("~some text")', "raise")],
+    [
+        ("$X.schedule()", "schedule"),
+        ('$P.get("hidden_states_path")', "hidden_states_path"),
+        ("$A[$B : $B + $C]", ""),
+        ('raise E("~some text")', "raise"),
+    ],
 )
 def test_needle_is_the_longest_name_of_a_pattern(pattern: str, needle: str) -> None:
     assert patterns.needle(pattern) == needle

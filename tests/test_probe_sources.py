@@ -16,7 +16,12 @@ import pytest
 from remoteops import archives, pip_settings, sources
 from remoteops.errors import MissingPackage, TransferFailed, UsageError
 
-METADATA = "Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: engine==0.11.0; extra == 'gen'\nProvides-Extra: gen\n"
+METADATA = """Metadata-Version: 2.1
+Name: {name}
+Version: {version}
+Requires-Dist: engine==0.11.0; extra == 'gen'
+Provides-Extra: gen
+"""
 
 
 def wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) -> Path:
@@ -50,7 +55,12 @@ def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_wheel_gives_sources_marks_of_compiled_modules_and_metadata(links: Path) -> None:
-    wheel(links, "engine", "1.2", {"engine/__init__.py": b"A = 1\n", "engine/fast.cpython-311.so": b"\x7fELF" * 99, "engine/data.bin": b"x"})
+    wheel(
+        links,
+        "engine",
+        "1.2",
+        {"engine/__init__.py": b"A = 1\n", "engine/fast.cpython-311.so": b"\x7fELF" * 99, "engine/data.bin": b"x"},
+    )
     tree = sources.fetch("engine==1.2")
     root = Path(tree.path)
     assert (tree.package, tree.version, tree.label) == ("engine", "1.2", "engine==1.2")
@@ -60,7 +70,12 @@ def test_a_wheel_gives_sources_marks_of_compiled_modules_and_metadata(links: Pat
 
 
 def test_an_sdist_is_read_and_never_built(links: Path) -> None:
-    files = {"setup.py": b"raise SystemExit('built')\n", "src/engine/__init__.py": b"B = 2\n", "tests/__init__.py": b"", "src/engine/_fast.pyx": b"cdef x"}
+    files = {
+        "setup.py": b"raise SystemExit('built')\n",
+        "src/engine/__init__.py": b"B = 2\n",
+        "tests/__init__.py": b"",
+        "src/engine/_fast.pyx": b"cdef x",
+    }
     sdist(links, "engine", "2.0", files)
     tree = sources.fetch("engine==2.0")
     assert (Path(tree.path) / "engine" / "__init__.py").read_text() == "B = 2\n"
@@ -87,7 +102,11 @@ def test_a_range_gives_the_newest_release_and_releases_lists_finals_only(links: 
         wheel(links, "engine", version, {"engine/__init__.py": b""})
     assert sources.fetch("engine<0.11").version == "0.10"
     assert sources.releases("engine>=0.10") == ["0.10", "0.11"]
-    assert sources.expand(["engine>=0.10", "engine==0.9,0.11", "engine==0.9"]) == ["engine==0.10", "engine==0.11", "engine==0.9"]
+    assert sources.expand(["engine>=0.10", "engine==0.9,0.11", "engine==0.9"]) == [
+        "engine==0.10",
+        "engine==0.11",
+        "engine==0.9",
+    ]
 
 
 def test_what_pip_cannot_find_is_said_with_where_it_was_looked_for(links: Path) -> None:
@@ -191,7 +210,8 @@ def test_of_a_big_wheel_only_the_sources_travel(server: str, tmp_path: Path) -> 
 
 
 def test_pip_settings_read_the_strongest_section_and_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = "global.index-url='http://one/simple'\ndownload.index-url='http://two/simple'\nglobal.find-links='/a /b'\nglobal.timeout='3'\n"
+    shown = "global.index-url='http://one/simple'\ndownload.index-url='http://two/simple'\n"
+    shown += "global.find-links='/a /b'\nglobal.timeout='3'\n"
     assert pip_settings.parse(shown) == {"index-url": "http://two/simple", "find-links": "/a /b"}
     monkeypatch.setenv("PIP_INDEX_URL", "http://three/simple")
     monkeypatch.setenv("PIP_NO_INDEX", "true")

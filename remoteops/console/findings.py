@@ -75,7 +75,8 @@ def verdict(document: Document) -> Text:
         head = Text(f"{where}{pair}: no break found", style="bold green")
     baseline = f", against {_side(document['baseline'])}" if document.get("baseline") else ""
     head.append(
-        f"\n{_count(document['sites'], 'site')} audited, {document['ok']} fine, {_count(len(document['unresolved']), 'site')} not decided"
+        f"\n{_count(document['sites'], 'site')} audited, {document['ok']} fine, "
+        f"{len(document['unresolved'])} not decided"
         f"{baseline}; {document['seconds']:.2f} s",
         style="not bold dim",
     )
@@ -230,7 +231,8 @@ def _check(check: Mapping[str, Any]) -> RenderableType:
 
 
 def _open(record: Mapping[str, Any]) -> str:
-    return f"{plain(record.get('file', ''))}:{record.get('line', '')}  {plain(record.get('symbol', ''))}  {plain(record.get('reason', ''))}"
+    place = f"{plain(record.get('file', ''))}:{record.get('line', '')}"
+    return f"{place}  {plain(record.get('symbol', ''))}  {plain(record.get('reason', ''))}"
 
 
 def _side(side: Mapping[str, Any]) -> str:

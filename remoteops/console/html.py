@@ -17,9 +17,12 @@ h1{font-size:1.5rem;margin-bottom:.2rem} h2{font-size:1.1rem;margin-top:2rem;bor
 .bad{color:var(--bad)} .risk{color:var(--risk)} .good{color:var(--good)} .dim{opacity:.7}
 article{border-left:4px solid var(--bad);padding:.4rem 1rem;margin:.8rem 0;background:var(--soft)}
 article.risk{border-color:var(--risk);color:inherit} article h3{font-size:1rem;margin:0}
-code,pre{font:13px/1.45 ui-monospace,monospace} pre{overflow-x:auto;background:var(--soft);padding:.5rem;white-space:pre-wrap}
-dl{display:grid;grid-template-columns:6rem 1fr;gap:.1rem .8rem;margin:.4rem 0} dt{opacity:.7} dd{margin:0;overflow-wrap:anywhere}
-table{border-collapse:collapse;width:100%} th,td{border-bottom:1px solid var(--line);text-align:left;padding:.25rem .6rem;vertical-align:top}
+code,pre{font:13px/1.45 ui-monospace,monospace}
+pre{overflow-x:auto;background:var(--soft);padding:.5rem;white-space:pre-wrap}
+dl{display:grid;grid-template-columns:6rem 1fr;gap:.1rem .8rem;margin:.4rem 0}
+dt{opacity:.7} dd{margin:0;overflow-wrap:anywhere}
+table{border-collapse:collapse;width:100%}
+th,td{border-bottom:1px solid var(--line);text-align:left;padding:.25rem .6rem;vertical-align:top}
 @media(max-width:40rem){dl{grid-template-columns:1fr}}
 """
 
@@ -43,7 +46,8 @@ def page(document: Mapping[str, Any]) -> str:
     else:
         title, body = f"{_side(document['consumer'])} on {_side(document['provider'])}", _audit(document)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>{body}</body></html>\n"
     )
 
@@ -54,10 +58,11 @@ def _audit(document: Mapping[str, Any]) -> str:
     risks = [finding for finding in findings if finding["confidence"] == "risk"]
     host = f"{document['host']}: " if document.get("host") else ""
     verdict = f'<span class="bad">{len(broken)} breaks</span>' if broken else '<span class="good">no break found</span>'
+    baseline = f", against {escape(_side(document['baseline']))}" if document.get("baseline") else ""
     parts = [
         f"<h1>{escape(host + _side(document['consumer']))} on {escape(_side(document['provider']))}: {verdict}</h1>",
-        f'<p class="dim">{document["sites"]} sites audited, {document["ok"]} fine, {len(document["unresolved"])} not decided'
-        f"{', against ' + escape(_side(document['baseline'])) if document.get('baseline') else ''}; {document['seconds']:.2f} s</p>",
+        f'<p class="dim">{document["sites"]} sites audited, {document["ok"]} fine, '
+        f"{len(document['unresolved'])} not decided{baseline}; {document['seconds']:.2f} s</p>",
         _sides(document),
     ]
     for when in ORDER:
@@ -122,7 +127,7 @@ def _matrix(document: Mapping[str, Any]) -> str:
     cells = {(row["consumer"], row["provider"]): row for row in document["rows"]}
     head = "".join(f"<th>{escape(consumer)}</th>" for consumer in consumers)
     body = "".join(
-        f"<tr><th>{escape(provider)}</th>{''.join(_cell(cells.get((consumer, provider))) for consumer in consumers)}</tr>"
+        f"<tr><th>{escape(provider)}</th>" + "".join(_cell(cells.get((one, provider))) for one in consumers) + "</tr>"
         for provider in providers
     )
     lists = "".join(
@@ -142,11 +147,13 @@ def _cell(row: Mapping[str, Any] | None) -> str:
         return f'<td><span class="good">works</span>{risks}</td>'
     style, tail = ("risk", "all fixable") if row["fixable"] else ("bad", "no fix: " + ", ".join(row["unfixable"]))
     items = "".join(
-        f"<li><code>{escape(str(one['rule']))}</code> {escape(str(one['file']))}:{one['line']} {escape(str(one['detail']))}</li>"
+        f"<li><code>{escape(str(one['rule']))}</code> "
+        f"{escape(str(one['file']))}:{one['line']} {escape(str(one['detail']))}</li>"
         for one in row["findings"]
         if one["confidence"] != "risk"
     )
-    return f'<td><details><summary><span class="{style}">{row["breaks"]} breaks</span>, {escape(tail)}{risks}</summary><ul>{items}</ul></details></td>'
+    summary = f'<span class="{style}">{row["breaks"]} breaks</span>, {escape(tail)}{risks}'
+    return f"<td><details><summary>{summary}</summary><ul>{items}</ul></details></td>"
 
 
 def _sides(document: Mapping[str, Any]) -> str:
@@ -160,7 +167,8 @@ def _sides(document: Mapping[str, Any]) -> str:
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    return f"<table><tr>{top}</tr>{''.join('<tr>' + ''.join(f'<td>{escape(str(cell))}</td>' for cell in row) + '</tr>' for row in rows)}</table>"
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{top}</tr>{body}</table>"
 
 
 def _code(text: Any) -> str:

@@ -89,7 +89,7 @@ def annotate(findings: List[Dict[str, Any]], was: Dict[str, Optional[Facts]], la
 
 
 def complete(document: Dict[str, Any], package: str, path: str, version: str = "") -> None:
-    """Compare a document that carries ``facts`` with the provider tree at ``path``; findings and ``baseline`` are updated."""
+    """Compare a document that carries ``facts`` with the provider tree at ``path``; fills ``baseline`` and findings."""
     carried = document.get("facts")
     if not carried:
         return
@@ -173,7 +173,7 @@ def _own_raises(function: ast.AST) -> Set[str]:
 
 
 def _called(function: ast.AST) -> Set[str]:
-    """Names that a body calls on ``self``/``cls`` or plainly (a plain name may stand beside a function, not in a class)."""
+    """Names that a body calls on ``self`` or ``cls``, or plainly."""
     names = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Call):
@@ -244,6 +244,19 @@ def _risk(
 ) -> Dict[str, Any]:
     place = {key: call.get(key) for key in ("file", "line", "column", "scope", "anchor")}
     return {
-        **place, "rule": rule, "kind": "behaviour", "confidence": "risk", "symbol": symbol, "detail": detail, "when": when, "error": "",
-        "was": was, "now": now, "now_at": now_at, "check": "", "fix": None, "contract": None, "id": "%s:%s:%s:%s" % (rule, call["file"], call["line"], symbol),
-    }  # fmt: skip
+        **place,
+        "id": "%s:%s:%s:%s" % (rule, call["file"], call["line"], symbol),
+        "rule": rule,
+        "kind": "behaviour",
+        "confidence": "risk",
+        "symbol": symbol,
+        "detail": detail,
+        "when": when,
+        "error": "",
+        "was": was,
+        "now": now,
+        "now_at": now_at,
+        "check": "",
+        "fix": None,
+        "contract": None,
+    }

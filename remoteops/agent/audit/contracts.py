@@ -1,8 +1,8 @@
 """Contracts: known changes of meaning that no signature shows, as data, decided on two source trees.
 
 A contract says how the consumer uses the provider (``uses``, ``absent``), what the provider's sources look like where
-the change is in (``shape``), and what follows. This module knows the vocabulary and no library; docs/audit.md explains it.
-Every predicate has three values. A contract that the sources neither confirm nor exclude is reported as undecided.
+the change is in (``shape``), and what follows. This module knows the vocabulary, which docs/audit.md explains, and no
+library. Every predicate has three values; a contract that the sources neither confirm nor exclude is undecided.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Judge:
         near = any("same" in query for query in queries.values())
         uses: Dict[str, List[Use]] = {}
         only: Optional[Set[str]] = None
-        # Calls were resolved already and cost nothing; patterns need a file's tree. So calls come first, and most contracts end there.
+        # Calls are resolved already and cost nothing, patterns need a file's tree: most contracts end at a call.
         for name in sorted(queries, key=lambda name: "call" not in queries[name]):
             uses[name] = list(self.consumer.find(queries[name], self.provider, only))
             if not uses[name] and not queries[name].get("optional"):
@@ -110,7 +110,7 @@ class _Judge:
         return findings, undecided
 
     def _choose(self, anchor: Use, uses: Dict[str, List[Use]]) -> Optional[Dict[str, Optional[Use]]]:
-        """For one use of the anchor the first of each other use, where ``same`` (module, class, function) demands it a near one."""
+        """For one use of the anchor the first of each other use; near it where ``same`` says so."""
         chosen: Dict[str, Optional[Use]] = {}
         for name, found in uses.items():
             query = self.contract["uses"][name]
@@ -207,7 +207,7 @@ class _Judge:
     # -- findings --------------------------------------------------------------------------------------------------
 
     def _name(self, template: str, chosen: Dict[str, Optional[Use]]) -> str:
-        """``{use}`` is the symbol as the consumer reaches it, ``{use.target}`` where it is defined, ``{use.class}`` its class."""
+        """``{use}`` is what the consumer reaches, ``{use.target}`` where it is defined, ``{use.class}`` its class."""
 
         def fill(match: re.Match[str]) -> str:
             name, _, part = match.group(1).partition(".")

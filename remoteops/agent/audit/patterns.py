@@ -4,10 +4,10 @@ A pattern is one expression or statement with three additions:
 
 * ``$NAME`` stands for any expression, identifier, attribute or keyword name; the same name twice must match equal code.
 * ``...`` stands for any expression; among arguments, elements or statements it stands for any number of them.
-* a string that starts with ``~`` is a regular expression searched in a string (an f-string counts with its fixed parts).
+* a string that starts with ``~`` is a regular expression searched in a string (of an f-string, in its fixed parts).
 
-A call pattern without ``...`` names all arguments. What a pattern leaves out elsewhere (decorators, annotations, ``else``
-branches, docstrings, the parameters of ``def name(): ...``) is not compared, so that a pattern describes a shape and not a layout.
+A call pattern without ``...`` names all arguments. What a pattern leaves out elsewhere (decorators, annotations,
+``else`` branches, docstrings, the parameters of ``def name(): ...``) is not compared: it is a shape, not a layout.
 """
 
 from __future__ import annotations

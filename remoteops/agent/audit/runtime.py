@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
 from typing import Any, Callable, Dict, List, Optional
 
+from remoteops.agent.audit.packages import locate
+from remoteops.agent.audit.shapes import Provider
+from remoteops.agent.audit.syntax import decode
 from remoteops.agent.protocol import AgentError
 
 TIMEOUT = 300.0  # seconds; importing a large library on a cold disk takes a minute
@@ -24,7 +28,8 @@ import importlib, inspect, json, sys, traceback
 request, answer = json.load(sys.stdin), {"modules": {}, "symbols": {}, "python": sys.version.split()[0]}
 def seen(error):
     last = traceback.extract_tb(error.__traceback__)
-    return {"error": type(error).__name__, "message": str(error)[:500], "at": "%s:%d" % (last[-1].filename, last[-1].lineno) if last else ""}
+    at = "%s:%d" % (last[-1].filename, last[-1].lineno) if last else ""
+    return {"error": type(error).__name__, "message": str(error)[:500], "at": at}
 for name in request["modules"]:
     try:
         importlib.import_module(name)
@@ -58,7 +63,8 @@ for symbol in request["symbols"]:
         try:
             signature = inspect.signature(found)
             record["signature"] = str(signature)[:2000]
-            record["parameters"] = {p.name: (None if p.default is p.empty else repr(p.default)[:200]) for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+            plain = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+            record["parameters"] = {p.name: None if p.default is p.empty else repr(p.default)[:200] for p in plain}
             record["open"] = any(p.kind == p.VAR_KEYWORD for p in signature.parameters.values())
         except (ValueError, TypeError) as error:
             record["unsigned"] = str(error)
@@ -69,13 +75,12 @@ with open(request["answer"], "w") as file:
 
 
 def compare(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, Any]:
-    """The verb ``audit.runtime``: {"venv", "consumer", "provider", "symbols", ...} -> {"findings", "symbols", "modules", …}.
+    """The verb ``audit.runtime``: {"venv", "consumer", "provider", "symbols"} -> {"findings", "symbols", "modules", …}.
 
-    Raises AgentError(MissingVenv) without an interpreter, AgentError(CommandFailed) when the child ends without an answer.
+    Raises AgentError(MissingVenv) without an interpreter, AgentError(CommandFailed) when the child does not answer.
     """
-    from remoteops.agent.audit.shapes import open_provider
-
-    provider, consumer_modules = open_provider(request)
+    provider = Provider.open(request["provider"], request.get("provider_path"), request.get("venv"))
+    consumer_modules = importing_modules(request)
     symbols = list(request.get("symbols") or [])
     emit("phase", phase="runtime", symbols=len(symbols), modules=len(consumer_modules))
     answer = ask(_python(request.get("venv")), consumer_modules, symbols)
@@ -87,8 +92,19 @@ def compare(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, Any
         "python": answer["python"],
         "modules": answer["modules"],
         "symbols": answer["symbols"],
-        "agreed": len(symbols) - len({finding["symbol"] for finding in findings}),
+        "agreed": len(set(symbols) - {finding["symbol"] for finding in findings}),
     }
+
+
+def importing_modules(request: Dict[str, Any]) -> List[str]:
+    """Modules of the consumer whose text imports the provider (tests and setup files left out)."""
+    tree = locate(request["consumer"], request.get("consumer_path"), request.get("venv"))
+    statement = re.compile(r"^[ \t]*(?:from|import)[ \t]+%s\b" % re.escape(request["provider"]), re.M)
+    found = []
+    for name, path in tree.files():
+        if statement.search(decode(tree.read(path))[0]) and not re.search(r"(^|\.)(tests?|conftest|setup)(\.|$)", name):
+            found.append(name)
+    return sorted(found)
 
 
 def ask(python: str, modules: List[str], symbols: List[str], timeout: float = TIMEOUT) -> Dict[str, Any]:
@@ -236,11 +252,27 @@ def _finding(
     now: Optional[str] = None,
     file: str = "",
 ) -> Dict[str, Any]:
-    anchor = {"line": 1, "column": 0, "end_line": 1, "end_column": 0}
     return {
-        "rule": "runtime-difference", "kind": kind, "confidence": confidence, "symbol": symbol, "detail": detail, "file": file, "line": 1, "column": 0, "when": when,
-        "error": error, "was": was, "now": now, "now_at": now_at, "check": "", "fix": None, "contract": None, "scope": "", "anchor": anchor, "id": "runtime-" + symbol,
-    }  # fmt: skip
+        "id": "runtime-" + symbol,
+        "rule": "runtime-difference",
+        "kind": kind,
+        "confidence": confidence,
+        "symbol": symbol,
+        "detail": detail,
+        "file": file,
+        "line": 1,
+        "column": 0,
+        "scope": "",
+        "anchor": {"line": 1, "column": 0, "end_line": 1, "end_column": 0},
+        "when": when,
+        "error": error,
+        "was": was,
+        "now": now,
+        "now_at": now_at,
+        "check": "",
+        "fix": None,
+        "contract": None,
+    }
 
 
 def _python(venv: Optional[str]) -> str:

@@ -1,4 +1,5 @@
 """The provider as contracts, baseline and runtime ask about it: names, definitions, parameters, texts."""
+
 from __future__ import annotations
 
 import ast
@@ -45,7 +46,7 @@ class Provider:
         self._parameters: Dict[str, Optional[Parameters]] = {}
 
     @classmethod
-    def open(cls, package: str, path: Optional[str] = None, venv: Optional[str] = None) -> "Provider":
+    def open(cls, package: str, path: Optional[str] = None, venv: Optional[str] = None) -> Provider:
         """A package in a folder or a venv, by itself. Raises AgentError as ``packages.locate`` does."""
         tree = locate(package, path, venv)
         index = Index([tree])
@@ -92,7 +93,9 @@ class Provider:
                 continue
             if symbol.kind != "class" or symbol.klass is None:
                 return None
-            member = self.classes.member(symbol.klass, name) or next(iter(self.classes.assigned(symbol.klass, name)), None)
+            member = self.classes.member(symbol.klass, name) or next(
+                iter(self.classes.assigned(symbol.klass, name)), None
+            )
             if member is None:
                 return None
             if name == rest[-1]:

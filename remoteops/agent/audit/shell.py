@@ -21,7 +21,7 @@ Check = Dict[str, Any]
 
 
 def run_checks(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, Any]:
-    """The verb ``audit.shell``: {"document", "run", "venv"} -> {"checks": [...]}. Emits one ``check`` event for each run."""
+    """The verb ``audit.shell``: {"document", "run", "venv"} -> {"checks": [...]}; event ``check`` for each run."""
     document = request["document"]
     done = checks(document, venv=request.get("venv"))
     if request.get("run"):

@@ -1,4 +1,4 @@
-"""How a consumer uses a provider, asked in the words of a contract: calls, patterns, strings, and what surrounds them."""
+"""How a consumer uses a provider, asked in the words of a contract: calls, patterns, strings, what surrounds them."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class Consumer:
         return False
 
     def _result(self, use: Use, pattern: str) -> bool:
-        """Whether the enclosing function does ``pattern`` with the call's result (``$RESULT``), directly or by its name."""
+        """Whether the enclosing function does ``pattern`` with the call's result (``$RESULT``) or its name."""
         above = use.module.parent(use.node)
         result: ast.AST = use.node
         if isinstance(above, ast.Await):
