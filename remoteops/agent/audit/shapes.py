@@ -6,10 +6,12 @@ import ast
 from typing import Callable, Dict, Iterator, Optional, Set, Tuple
 
 from remoteops.agent.audit.classes import Classes, Member
+from remoteops.agent.audit.constructors import Constructors
+from remoteops.agent.audit.decorators import Decorators
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo, Index, Symbol
 from remoteops.agent.audit.modules import Module
 from remoteops.agent.audit.packages import Tree, locate
-from remoteops.agent.audit.signatures import from_arguments
+from remoteops.agent.audit.signatures import VAR_KEYWORD, VAR_POSITIONAL, Signature, from_arguments
 from remoteops.agent.audit.syntax import Unit, decode
 
 Parameters = Dict[str, Optional[str]]
@@ -43,6 +45,7 @@ class Provider:
         self.package = tree.package
         self.index = index
         self.classes = classes
+        self.constructors = Constructors(classes, Decorators(classes))
         self._parameters: Dict[str, Optional[Parameters]] = {}
 
     @classmethod
@@ -139,28 +142,15 @@ class Provider:
         found = self.definition(dotted)
         if found is None or not isinstance(found.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return None
-        names = {parameter.name: parameter.default for parameter in from_arguments(found.node.args).parameters}
+        names = _named(from_arguments(found.node.args))
         decorators = {getattr(one, "id", "") for one in found.node.decorator_list}
         if self.class_info(head) is not None and "staticmethod" not in decorators:
             names.pop(next(iter(names), ""), None)
         return names
 
     def _constructor(self, klass: ClassInfo) -> Optional[Parameters]:
-        for name in ("__init__", "__new__"):
-            member = self.classes.member(klass, name)
-            node = member.unit.function() if member is not None and member.unit is not None else None
-            if node is not None:
-                names = {parameter.name: parameter.default for parameter in from_arguments(node.args).parameters}
-                names.pop(next(iter(names), ""), None)
-                return names
-        # No constructor is written: a dataclass-like class takes its annotated fields, bases first.
-        fields: Parameters = {}
-        for one in reversed(self.classes.lineage(klass).classes):
-            for name in self.classes.own_names(one):
-                for member in self.classes.own(one, name):
-                    if isinstance(member.node, ast.AnnAssign) and "ClassVar" not in ast.dump(member.node.annotation):
-                        fields[name] = ast.unparse(member.node.value) if member.node.value is not None else None
-        return fields or None
+        signature = self.constructors.of(klass).signature
+        return _named(signature) if signature is not None else None
 
     def class_info(self, dotted: str) -> Optional[ClassInfo]:
         module, rest = self.index.split(dotted)
@@ -213,3 +203,7 @@ class Provider:
 
     def _path(self, module: Module) -> str:
         return self.tree.relative(module.path)
+
+
+def _named(signature: Signature) -> Parameters:
+    return {one.name: one.default for one in signature.parameters if one.kind not in (VAR_POSITIONAL, VAR_KEYWORD)}

@@ -1,0 +1,393 @@
+"""What decorators make of a function's parameters and of a class's constructor."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from remoteops.agent.audit.classes import Classes
+from remoteops.agent.audit.index import ClassInfo, FunctionInfo
+from remoteops.agent.audit.modules import Module, last_name
+from remoteops.agent.audit.signatures import POSITIONAL, VAR_KEYWORD, VAR_POSITIONAL, Signature, from_arguments
+from remoteops.agent.audit.syntax import FunctionNode, walk_shallow
+
+KEEPS = {
+    "staticmethod",
+    "classmethod",
+    "abstractmethod",
+    "override",
+    "final",
+    "overload",
+    "lru_cache",
+    "cache",
+    "wraps",
+    "contextmanager",
+    "asynccontextmanager",
+    "no_grad",
+    "inference_mode",
+    "enable_grad",
+    "deprecated",
+    "no_type_check",
+    "singledispatch",
+    "jit",
+    "compile",
+    "njit",
+    "disable",
+    "unused",
+    "ignore",
+    "export",
+    "runtime_checkable",
+    "total_ordering",
+    "unique",
+    "dataclass_transform",
+    "cached",
+    "coroutine",
+    "record",
+    "set_grad_enabled",
+    "fixture",
+    "register",
+    "retry",
+    "field_validator",
+    "model_validator",
+    "field_serializer",
+    "model_serializer",
+    "validator",
+    "root_validator",
+    "validate_call",
+    "with_config",
+    "hookimpl",
+    "hookspec",
+    "deprecate",
+    "update_wrapper",
+    "profile",
+    "add_start_docstrings",
+    "add_end_docstrings",
+    "doc",
+    "Substitution",
+    "Appender",
+    "register_fake",
+    "custom_op",
+    "beartype",
+    "lru_cache_with_self",
+    "abstractproperty",
+    "preserve_module_specs",
+}
+PROPERTIES = {
+    "property",
+    "cached_property",
+    "abstractproperty",
+    "computed_field",
+    "lazyproperty",
+    "lazy_property",
+    "classproperty",
+    "hybrid_property",
+    "functools_cached_property",
+    "reify",
+}
+DATACLASS = {"dataclasses.dataclass": "dataclass", "pydantic.dataclasses.dataclass": "pydantic"}
+for _package in ("attr", "attrs"):
+    for _name in ("s", "attrs", "attributes", "define", "mutable", "frozen", "dataclass"):
+        DATACLASS["%s.%s" % (_package, _name)] = "attrs"
+
+
+class Recipe(NamedTuple):
+    """How a class gets its constructor. ``family``: plain, dataclass, pydantic, attrs. ``extra``: pydantic's setting, if given.
+    ``doubt``: why the constructor may be another one, if so."""
+
+    family: str = "plain"
+    init: bool = True
+    kw_only: bool = False
+    extra: str = ""
+    doubt: str = ""
+    auto_attribs: bool = True
+
+
+class Decorators:
+    """Reads decorators by their names and, where their source is at hand, by their bodies."""
+
+    def __init__(self, classes: Classes) -> None:
+        self.classes = classes
+        self._recipes: Dict[int, Optional[Recipe]] = {}
+
+    # -- classes -----------------------------------------------------------------------------------------------------
+
+    def recipe(self, info: ClassInfo) -> Recipe:
+        """The effect of a class's decorators on its constructor (bases not looked at)."""
+        if "recipe" not in info.facts:
+            header = self.classes.header(info)
+            result = Recipe()
+            for decorator in reversed(header.decorator_list if header is not None else []):
+                made = self._class_decorator(info, decorator)
+                if made.family != "plain":
+                    doubt = made.doubt or result.doubt
+                    result = made._replace(doubt=doubt)
+                elif made.doubt:
+                    result = result._replace(doubt=result.doubt or made.doubt)
+            info.facts["recipe"] = result
+        return info.facts["recipe"]  # type: ignore[return-value]
+
+    def _class_decorator(self, info: ClassInfo, node: ast.expr) -> Recipe:
+        call = node if isinstance(node, ast.Call) else None
+        target = call.func if call is not None else node
+        symbol = self.classes.symbol_in(info.module, target, info)
+        name = symbol.name if symbol is not None else last_name(target)
+        made = self._of(name, symbol.function if symbol is not None else None, 0)
+        if made is None:
+            if last_name(target) in KEEPS or name.split(".")[0] in (
+                "typing",
+                "typing_extensions",
+                "functools",
+                "abc",
+                "enum",
+            ):
+                return Recipe()
+            if last_name(target).endswith("dataclass"):
+                return Recipe("dataclass", doubt="decorator %s is not at hand" % name)
+            return Recipe(doubt="decorator %s is not at hand" % (name or "?"))
+        return _with_options(made, call, info.module) if made.family != "plain" else made
+
+    def _of(self, name: str, function: Optional[FunctionInfo], depth: int) -> Optional[Recipe]:
+        family = DATACLASS.get(name)
+        if family:
+            return Recipe(family, auto_attribs=not name.endswith((".s", ".attrs", ".attributes")))
+        if function is None or depth > 4:
+            return None
+        if id(function) not in self._recipes:
+            self._recipes[id(function)] = Recipe(doubt="decorator %s calls itself" % function.name)
+            self._recipes[id(function)] = self._from_body(function, depth)
+        return self._recipes[id(function)]
+
+    def _from_body(self, function: FunctionInfo, depth: int) -> Recipe:
+        node = function.node
+        if node is None:
+            return Recipe(doubt="decorator %s cannot be parsed" % function.name)
+        doubt = ""
+        if ".__init__ =" in function.unit.text:
+            doubt = "decorator %s replaces __init__" % function.name
+        found = self._returned(node, node, function.module, depth)
+        families = [r for r in found if r.family != "plain"]
+        if families:
+            return families[0]._replace(doubt=families[0].doubt or doubt)
+        transformed = any(
+            last_name(d.func if isinstance(d, ast.Call) else d) == "dataclass_transform" for d in node.decorator_list
+        )
+        if transformed and not found:
+            return Recipe("dataclass", doubt=doubt or "decorator %s is only declared a dataclass maker" % function.name)
+        doubts = [r.doubt for r in found if r.doubt]
+        return Recipe(
+            doubt=doubt
+            or (doubts[0] if doubts else "" if found else "decorator %s returns something else" % function.name)
+        )
+
+    def _returned(self, node: FunctionNode, outer: FunctionNode, module: Module, depth: int) -> List[Recipe]:
+        """Recipes of everything a decorator function may return; a plain recipe means that the class comes back as it was."""
+        found: List[Recipe] = []
+        local = {s.name: s for s in walk_shallow(outer.body) if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        local.update(
+            {s.name: s for s in walk_shallow(node.body) if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        )
+        first = (node.args.posonlyargs + node.args.args)[:1]
+        parameter = first[0].arg if first else ""
+        assigned: Dict[str, ast.expr] = {}
+        for statement in walk_shallow(node.body):
+            if (
+                isinstance(statement, ast.Assign)
+                and len(statement.targets) == 1
+                and isinstance(statement.targets[0], ast.Name)
+            ):
+                assigned[statement.targets[0].id] = statement.value
+        for statement in walk_shallow(node.body):
+            if isinstance(statement, ast.Return) and statement.value is not None:
+                found.extend(self._expression(statement.value, node, outer, module, parameter, local, assigned, depth))
+        return found
+
+    def _expression(
+        self,
+        value: ast.expr,
+        node: FunctionNode,
+        outer: FunctionNode,
+        module: Module,
+        parameter: str,
+        local: Dict[str, FunctionNode],
+        assigned: Dict[str, ast.expr],
+        depth: int,
+    ) -> List[Recipe]:
+        again: Tuple[Any, ...] = (node, outer, module, parameter, local, assigned, depth + 1)
+        if depth > 6:
+            return []
+        if isinstance(value, ast.IfExp):
+            return self._expression(value.body, *again) + self._expression(value.orelse, *again)
+        if isinstance(value, ast.Name):
+            if value.id in assigned:
+                rest = {k: v for k, v in assigned.items() if k != value.id}
+                return self._expression(assigned[value.id], node, outer, module, parameter, local, rest, depth + 1)
+            if value.id == parameter:
+                return [Recipe()]
+            if value.id in local and local[value.id] is not node:
+                return self._returned(local[value.id], outer, module, depth + 1)
+            return []
+        if isinstance(value, ast.Call):
+            if isinstance(value.func, ast.Name) and value.func.id in local and local[value.func.id] is not node:
+                return self._returned(local[value.func.id], outer, module, depth + 1)
+            inner = value.func.func if isinstance(value.func, ast.Call) else value.func
+            if last_name(inner) == "cast" and len(value.args) == 2:
+                return self._expression(value.args[1], *again)
+            if last_name(inner) == "partial" and value.args:
+                inner = value.args[0]
+            symbol = self.classes.symbol_in(module, inner)
+            made = self._of(symbol.name, symbol.function, depth + 1) if symbol is not None else None
+            if made is None:
+                return [Recipe(doubt="decorator calls %s, which is not at hand" % (last_name(inner) or "?"))]
+            if made.family == "plain":
+                return [made]
+            options = value.func if isinstance(value.func, ast.Call) else value
+            return [_with_options(made, options, module, outer)]
+        return []
+
+    # -- functions ---------------------------------------------------------------------------------------------------
+
+    def flavour(self, function: FunctionInfo) -> str:
+        """function, staticmethod, classmethod or property."""
+        if "flavour" not in function.facts:
+            flavour = "function"
+            node = function.node
+            for decorator in node.decorator_list if node is not None else []:
+                name = last_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
+                if name in ("staticmethod", "classmethod"):
+                    flavour = name
+                elif name in PROPERTIES or name.endswith("property"):
+                    flavour = "property"
+                elif name in ("setter", "getter", "deleter"):
+                    flavour = "property"
+            if function.owner is not None and function.name in ("__new__", "__init_subclass__", "__class_getitem__"):
+                flavour = "staticmethod" if function.name == "__new__" else "classmethod"
+            function.facts["flavour"] = flavour
+        return str(function.facts["flavour"])
+
+    def signature(self, function: FunctionInfo) -> Optional[Signature]:
+        """Parameters as a caller meets them (the receiver included), or None when the source cannot be parsed."""
+        if "signature" not in function.facts:
+            node = function.node
+            result = from_arguments(node.args) if node is not None else None
+            if node is not None and result is not None:
+                for decorator in reversed(node.decorator_list):
+                    result = self._function_decorator(function, decorator, result)
+            function.facts["signature"] = result
+        return function.facts["signature"]  # type: ignore[return-value]
+
+    def _function_decorator(self, function: FunctionInfo, node: ast.expr, before: Signature) -> Signature:
+        target = node.func if isinstance(node, ast.Call) else node
+        name = last_name(target)
+        if name in KEEPS or name in PROPERTIES or name in ("setter", "getter", "deleter") or name.endswith("property"):
+            return before
+        symbol = self.classes.symbol_in(function.module, target, function.owner)
+        if symbol is None or symbol.kind != "function" or symbol.function is None:
+            return before._replace(doubt=before.doubt or "decorated with %s, which is not at hand" % (name or "?"))
+        maker = symbol.function.node
+        wrapper = _wrapper(maker, isinstance(node, ast.Call)) if maker is not None else None
+        if wrapper == "identity":
+            return before
+        if isinstance(wrapper, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            shape = from_arguments(wrapper.args)
+            if any(p.kind == VAR_POSITIONAL for p in shape.parameters) and any(
+                p.kind == VAR_KEYWORD for p in shape.parameters
+            ):
+                named = [p for p in shape.parameters if p.kind == POSITIONAL]
+                return (
+                    before
+                    if len(named) <= 1 or len(before.parameters) >= len(named)
+                    else before._replace(doubt="wrapped by %s" % name)
+                )
+            return shape._replace(doubt=before.doubt)
+        return before._replace(doubt=before.doubt or "wrapped by %s in a way that was not followed" % name)
+
+
+def _wrapper(maker: FunctionNode, called: bool) -> Any:
+    """The function that a decorator puts in place, ``identity``, or None."""
+    node: Optional[FunctionNode] = maker
+    for _ in range(4):
+        if node is None:
+            return None
+        local = {s.name: s for s in walk_shallow(node.body) if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))}
+        parameters = [a.arg for a in node.args.posonlyargs + node.args.args]
+        returned = [s.value for s in walk_shallow(node.body) if isinstance(s, ast.Return) and s.value is not None]
+        names: List[str] = []
+        for value in returned:
+            for option in [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]:
+                if isinstance(option, ast.Call):
+                    last = last_name(option.func)
+                    if last in local:
+                        names.append(last)
+                    elif last == "cast" and len(option.args) == 2:
+                        names.append(last_name(option.args[1]))
+                    elif last in ("wraps", "update_wrapper") or (
+                        isinstance(option.func, ast.Call) and last_name(option.func.func) == "wraps"
+                    ):
+                        names.extend(last_name(a) for a in option.args)
+                else:
+                    names.append(last_name(option))
+        inner = [local[n] for n in names if n in local]
+        if not inner:
+            return "identity" if any(n and n in parameters[:1] for n in names) else None
+        candidate = inner[0]
+        nested = [s for s in walk_shallow(candidate.body) if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        returns = [last_name(s.value) for s in walk_shallow(candidate.body) if isinstance(s, ast.Return)]
+        if any(n.name in returns for n in nested) or (
+            called and any(r in [a.arg for a in candidate.args.args[:1]] for r in returns if r)
+        ):
+            node = candidate
+            continue
+        return candidate
+    return None
+
+
+def _with_options(
+    recipe: Recipe, call: Optional[ast.Call], module: Module, outer: Optional[FunctionNode] = None
+) -> Recipe:
+    """A recipe changed by keywords of the decorator's call: init, kw_only, config."""
+    for keyword in call.keywords if call is not None else []:
+        value = keyword.value
+        if keyword.arg in ("init", "kw_only", "auto_attribs") and isinstance(value, ast.Constant):
+            recipe = recipe._replace(**{keyword.arg: bool(value.value)})
+        elif keyword.arg == "config":
+            extra = extra_setting(value, outer, module)
+            recipe = recipe._replace(extra=extra or recipe.extra)
+    return recipe
+
+
+def extra_setting(value: Optional[ast.AST], outer: Optional[FunctionNode], module: Module) -> str:
+    """The ``extra`` setting of a pydantic config expression: allow, ignore, forbid, or an empty string when not set."""
+    if isinstance(value, ast.Name):
+        places: List[ast.stmt] = list(walk_shallow(outer.body)) if outer is not None else []
+        places += module.body.statements
+        for statement in places:
+            if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                if any(isinstance(t, ast.Name) and t.id == value.id for t in targets):
+                    found = (
+                        extra_setting(statement.value, None, module)
+                        if not isinstance(statement.value, ast.Name)
+                        else ""
+                    )
+                    if found:
+                        return found
+        return ""
+    if isinstance(value, ast.Call):
+        for keyword in value.keywords:
+            if keyword.arg == "extra":
+                return _extra_word(keyword.value)
+            if keyword.arg is None:
+                found = extra_setting(keyword.value, outer, module)
+                if found:
+                    return found
+    if isinstance(value, ast.Dict):
+        for key, item in zip(value.keys, value.values):
+            if isinstance(key, ast.Constant) and key.value == "extra":
+                return _extra_word(item)
+    if isinstance(value, ast.BinOp):
+        return extra_setting(value.right, outer, module) or extra_setting(value.left, outer, module)
+    return ""
+
+
+def _extra_word(value: ast.expr) -> str:
+    return str(value.value) if isinstance(value, ast.Constant) else last_name(value)

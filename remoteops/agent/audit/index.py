@@ -1,0 +1,495 @@
+"""Modules of several trees, read when first asked for, and the resolution of names through them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple, Union
+
+from remoteops.agent.audit.modules import HANDLER, TYPING, Binding, Module
+from remoteops.agent.audit.packages import Tree
+from remoteops.agent.audit.syntax import FunctionNode, Source, Unit
+
+MAX_DEPTH = 40
+
+
+class ClassInfo:
+    """A class definition: where it stands and its unit. Facts about it are worked out in ``classes``."""
+
+    __slots__ = ("facts", "module", "name", "qualname", "scope", "unit")
+
+    def __init__(self, module: Module, qualname: str, unit: Unit, scope: Optional["FunctionInfo"] = None) -> None:
+        self.module = module
+        self.qualname = qualname
+        self.name = unit.name
+        self.unit = unit
+        self.scope = scope
+        self.facts: Dict[str, object] = {}
+
+    @property
+    def dotted(self) -> str:
+        return self.module.name + "." + self.qualname
+
+    def __repr__(self) -> str:
+        return "<class %s>" % self.dotted
+
+
+class FunctionInfo:
+    """A function or method definition; ``owner`` is its class, ``outer`` the function it is nested in."""
+
+    __slots__ = ("facts", "module", "name", "outer", "owner", "qualname", "unit")
+
+    def __init__(
+        self,
+        module: Module,
+        qualname: str,
+        unit: Unit,
+        owner: Optional[ClassInfo] = None,
+        outer: Optional["FunctionInfo"] = None,
+    ) -> None:
+        self.module = module
+        self.qualname = qualname
+        self.name = unit.name
+        self.unit = unit
+        self.owner = owner
+        self.outer = outer
+        self.facts: Dict[str, object] = {}
+
+    @property
+    def node(self) -> Optional[FunctionNode]:
+        return self.unit.function()
+
+    @property
+    def dotted(self) -> str:
+        return self.module.name + "." + self.qualname
+
+    def __repr__(self) -> str:
+        return "<function %s>" % self.dotted
+
+
+class Symbol:
+    """What a name stands for. ``kind``: module, class, function, variable, external, dynamic (there, or perhaps
+    there, but its nature is not known; ``reason`` says why)."""
+
+    __slots__ = ("binding", "function", "kind", "klass", "module", "name", "reason")
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        *,
+        module: Optional[Module] = None,
+        klass: Optional[ClassInfo] = None,
+        function: Optional[FunctionInfo] = None,
+        binding: Optional[Binding] = None,
+        reason: str = "",
+    ) -> None:
+        self.kind = kind
+        self.name = name
+        self.module = module
+        self.klass = klass
+        self.function = function
+        self.binding = binding
+        self.reason = reason
+
+    @property
+    def certain(self) -> bool:
+        """Whether the name is surely there."""
+        return not (self.kind == "dynamic" and self.reason)
+
+    def __repr__(self) -> str:
+        return "<%s %s>" % (self.kind, self.name)
+
+
+class Index:
+    """Lazy access to the modules of the given trees."""
+
+    def __init__(self, trees: Iterable[Tree]) -> None:
+        self.trees: Dict[str, Tree] = {tree.package: tree for tree in trees}
+        self._modules: Dict[str, Optional[Module]] = {}
+        self._infos: Dict[Tuple[int, str], Union[ClassInfo, FunctionInfo]] = {}
+        self._texts: Dict[str, bytes] = {}
+        self._cache: Dict[Tuple[str, str, bool], Optional[Symbol]] = {}
+
+    def knows(self, dotted: str) -> bool:
+        return dotted.split(".", 1)[0] in self.trees
+
+    def exists(self, dotted: str) -> bool:
+        """Whether there is a module of that name (nothing is read)."""
+        tree = self.trees.get(dotted.split(".", 1)[0])
+        return tree is not None and tree.find(dotted) is not None
+
+    def module(self, dotted: str) -> Optional[Module]:
+        """The module, or None when its tree has none of that name."""
+        if dotted not in self._modules:
+            self._modules[dotted] = self._load(dotted)
+        return self._modules[dotted]
+
+    def loaded(self) -> List[Module]:
+        """Every module read so far."""
+        return [m for m in self._modules.values() if m is not None]
+
+    def _load(self, dotted: str) -> Optional[Module]:
+        tree = self.trees.get(dotted.split(".", 1)[0])
+        found = tree.find(dotted) if tree is not None else None
+        if tree is None or found is None:
+            return None
+        kind, path = found
+        if kind == "namespace":
+            return Module(dotted, tree, path, None, True)
+        if kind == "extension":
+            return Module(dotted, tree, path, None, False, opaque="%s is compiled" % path.rsplit("/", 1)[-1])
+        try:
+            data = tree.read(path)
+        except OSError as error:
+            return Module(dotted, tree, path, None, False, opaque="cannot be read: %s" % error)
+        if b"\0" in data:
+            return Module(dotted, tree, path, None, False, opaque="contains null bytes, which Python refuses")
+        is_package = path.endswith(("__init__.py", "__init__.pyi"))
+        module = Module(dotted, tree, path, Source.from_bytes(data, path), is_package)
+        stub = path + "i"
+        if "attach_stub" in module.source.text and tree.find(dotted):
+            try:
+                text = tree.read(stub)
+            except OSError:
+                return module
+            extra = Module(dotted, tree, stub, Source.from_bytes(text, stub), is_package)
+            for name, bindings in extra.bindings.items():
+                module.bindings.setdefault(name, bindings)
+        return module
+
+    # -- definitions -------------------------------------------------------------------------------------------------
+
+    def class_info(
+        self, module: Module, unit: Unit, prefix: str = "", scope: Optional[FunctionInfo] = None
+    ) -> ClassInfo:
+        key = (unit.start, module.name)
+        if key not in self._infos:
+            self._infos[key] = ClassInfo(module, prefix + unit.name, unit, scope)
+        info = self._infos[key]
+        return info if isinstance(info, ClassInfo) else ClassInfo(module, prefix + unit.name, unit, scope)
+
+    def function_info(
+        self,
+        module: Module,
+        unit: Unit,
+        prefix: str = "",
+        owner: Optional[ClassInfo] = None,
+        outer: Optional[FunctionInfo] = None,
+    ) -> FunctionInfo:
+        key = (unit.start, module.name)
+        if key not in self._infos:
+            self._infos[key] = FunctionInfo(module, prefix + unit.name, unit, owner, outer)
+        info = self._infos[key]
+        return info if isinstance(info, FunctionInfo) else FunctionInfo(module, prefix + unit.name, unit, owner, outer)
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def lookup(self, module: Module, name: str, *, typing: bool = False) -> Optional[Symbol]:
+        """What ``name`` is as an attribute of the module at run time (``typing``: as a type checker sees it).
+
+        None: surely not there. A Symbol of kind ``dynamic`` with a reason: cannot be told.
+        """
+        key = (module.name, name, typing)
+        if key not in self._cache:
+            self._cache[key] = self._lookup(module, name, typing, set())
+        return self._cache[key]
+
+    def _lookup(self, module: Module, name: str, typing: bool, seen: Set[Tuple[str, str]]) -> Optional[Symbol]:
+        if (module.name, name) in seen or len(seen) > MAX_DEPTH:
+            return None
+        seen = seen | {(module.name, name)}
+        dotted = module.name + "." + name
+        if module.opaque:
+            return Symbol("dynamic", dotted, module=module, reason=module.opaque)
+        bindings = module.bindings.get(name, [])
+        found = self._from_bindings(
+            module, name, [b for b in bindings if typing or TYPING not in b.guards], typing, seen
+        )
+        if found is not None:
+            return found
+        if self.exists(dotted):
+            return Symbol("module", dotted, module=self.module(dotted))
+        if name in ("__name__", "__file__", "__doc__", "__package__", "__loader__", "__spec__", "__dict__") or (
+            name in ("__path__",) and module.is_package
+        ):
+            return Symbol("dynamic", dotted, module=module)
+        unsure: Optional[Symbol] = None
+        for star, guards in module.stars:
+            if TYPING in guards and not typing and not self._lazy(module):
+                continue
+            found = self._from_star(star, name, typing, seen)
+            if found is not None and found.certain:
+                return found
+            unsure = unsure or found
+        found = self._from_getattr(module, name, bindings, seen)
+        if found is not None:
+            return found
+        if unsure is not None:
+            return unsure
+        if module.dynamic:
+            return Symbol("dynamic", dotted, module=module, reason="%s fills its globals at run time" % module.name)
+        if module.source.errors:
+            line, message = module.source.errors[0]
+            return Symbol("dynamic", dotted, module=module, reason="%s:%d: %s" % (module.file, line, message))
+        return None
+
+    def _from_bindings(
+        self, module: Module, name: str, bindings: List[Binding], typing: bool, seen: Set[Tuple[str, str]]
+    ) -> Optional[Symbol]:
+        if bindings and bindings[-1].kind == "del" and not bindings[-1].guards:
+            return None
+        order = {"class": 0, "def": 0, "from": 1, "import": 1, "assign": 2, "value": 3, "del": 9}
+        defined = [b for b in bindings if b.kind in ("class", "def")]
+        ranked = sorted(reversed(defined), key=lambda b: HANDLER in b.guards)
+        ranked += sorted(
+            [b for b in bindings if b.kind not in ("class", "def", "del")],
+            key=lambda b: (HANDLER in b.guards, order[b.kind]),
+        )
+        fallback: Optional[Symbol] = None
+        for binding in ranked:
+            symbol = self._symbol(module, name, binding, typing, seen)
+            if symbol is None:
+                continue
+            if symbol.kind == "variable" and _is_none(binding) and binding is not ranked[-1]:
+                fallback = fallback or symbol
+                continue
+            if symbol.certain:
+                return symbol
+            fallback = fallback or symbol
+        return fallback
+
+    def _symbol(
+        self, module: Module, name: str, binding: Binding, typing: bool, seen: Set[Tuple[str, str]]
+    ) -> Optional[Symbol]:
+        dotted = module.name + "." + name
+        if binding.kind == "class":
+            assert binding.unit is not None
+            return Symbol("class", dotted, module=module, klass=self.class_info(module, binding.unit), binding=binding)
+        if binding.kind == "def":
+            assert binding.unit is not None
+            return Symbol(
+                "function",
+                dotted,
+                module=module,
+                function=self.function_info(module, self._implementation(module, binding)),
+                binding=binding,
+            )
+        if binding.kind == "import":
+            if not self.knows(binding.module):
+                return Symbol("external", binding.module, binding=binding)
+            target = self.module(binding.module)
+            return Symbol("module", binding.module, module=target, binding=binding) if target is not None else None
+        if binding.kind == "from":
+            if not self.knows(binding.module):
+                return Symbol("external", binding.module + "." + binding.attr, binding=binding)
+            target = self.module(binding.module)
+            if target is None:
+                return None
+            if target.name == module.name and binding.attr == name:
+                inner = target.name + "." + name
+                return Symbol("module", inner, module=self.module(inner)) if self.exists(inner) else None
+            return self._lookup(target, binding.attr, typing, seen)
+        return Symbol("variable", dotted, module=module, binding=binding)
+
+    def _implementation(self, module: Module, binding: Binding) -> Unit:
+        """The definition that counts: the last one that is no ``@overload`` (of several at the top level)."""
+        assert binding.unit is not None
+        same = module.body.by_name.get(binding.unit.name, [])
+        if binding.unit not in same:
+            return binding.unit
+        for unit in reversed(same):
+            if unit.kind == "def" and not is_overload(unit):
+                return unit
+        return binding.unit
+
+    def _from_star(self, star: str, name: str, typing: bool, seen: Set[Tuple[str, str]]) -> Optional[Symbol]:
+        if not self.knows(star):
+            return Symbol(
+                "dynamic",
+                star + "." + name,
+                reason="may come from `from %s import *`, whose source is not at hand" % star,
+            )
+        target = self.module(star)
+        if target is None:
+            return None
+        target.bindings  # noqa: B018 - fills exports
+        if target.exports is not None and target.exports_known and name not in target.exports:
+            return None
+        if target.exports is None and name.startswith("_"):
+            return None
+        return self._lookup(target, name, typing, seen)
+
+    def _lazy(self, module: Module) -> bool:
+        return "__getattr__" in module.bindings or module.replaced
+
+    def _from_getattr(
+        self, module: Module, name: str, bindings: List[Binding], seen: Set[Tuple[str, str]]
+    ) -> Optional[Symbol]:
+        """Names served by a module-level ``__getattr__`` or by an object put in the module's place."""
+        if not self._lazy(module):
+            return None
+        dotted = module.name + "." + name
+        for key, value in _tables(module):
+            if key == name:
+                target = _table_target(module, name, value)
+                symbol = self._dotted(target[0], target[1], seen) if target else None
+                return symbol or Symbol("dynamic", dotted, module=module)
+            if name in _strings(value) and isinstance(key, str):
+                inner = module.absolute(key.lstrip("."), 1) if not self.exists(key) else key
+                symbol = self._dotted(inner, name, seen) if self.exists(inner) else None
+                return symbol or Symbol("dynamic", dotted, module=module)
+        typed = [b for b in bindings if TYPING in b.guards]
+        if typed:
+            return self._from_bindings(module, name, typed, True, seen) or Symbol("dynamic", dotted, module=module)
+        imported = self._returned_by_getattr(module, name, seen)
+        if imported is not None:
+            return imported
+        if name in module.strings():
+            return Symbol("dynamic", dotted, module=module)
+        if not module.replaced and self._getattr_refuses(module):
+            return None
+        return Symbol("dynamic", dotted, module=module, reason="%s makes attributes at run time" % module.name)
+
+    def _dotted(self, module: str, name: str, seen: Set[Tuple[str, str]]) -> Optional[Symbol]:
+        target = self.module(module)
+        if target is None:
+            return None
+        return self._lookup(target, name, False, seen) if name else Symbol("module", module, module=target)
+
+    def _returned_by_getattr(self, module: Module, name: str, seen: Set[Tuple[str, str]]) -> Optional[Symbol]:
+        """``if name == "X": from .y import X`` (or ``from .y import Z; return Z``) in the body of ``__getattr__``."""
+        for unit in module.body.by_name.get("__getattr__", []):
+            node = unit.node()
+            for inner in ast.walk(node) if node is not None else []:
+                if not isinstance(inner, ast.If) or name not in _strings(inner.test):
+                    continue
+                for statement in inner.body:
+                    if isinstance(statement, ast.ImportFrom) and len(statement.names) == 1:
+                        source = module.absolute(statement.module, statement.level)
+                        symbol = self._dotted(source, statement.names[0].name, seen)
+                        if symbol is not None:
+                            return symbol
+        return None
+
+    def _getattr_refuses(self, module: Module) -> bool:
+        """Whether ``__getattr__`` looks only into tables we can see and raises AttributeError for the rest."""
+        units = module.body.by_name.get("__getattr__", [])
+        node = units[-1].node() if units else None
+        if node is None:
+            return False
+        raises = any(isinstance(n, ast.Raise) for n in ast.walk(node))
+        loads = any(isinstance(n, ast.JoinedStr) and not _inside_raise(node, n) for n in ast.walk(node))
+        delegates = any(
+            isinstance(n, ast.Call)
+            and _called(n) in ("getattr", "import_module", "__import__", "hasattr", "find_spec")
+            and not _guarded_by_table(node, n)
+            for n in ast.walk(node)
+        )
+        return raises and not loads and not delegates
+
+    # -- dotted paths ------------------------------------------------------------------------------------------------
+
+    def split(self, dotted: str) -> Tuple[Optional[Module], List[str]]:
+        """The longest prefix that is a module, and what is left."""
+        parts = dotted.split(".")
+        if parts[0] not in self.trees or not self.exists(parts[0]):
+            return None, parts
+        depth = 1
+        while depth < len(parts) and self.exists(".".join(parts[: depth + 1])):
+            depth += 1
+        return self.module(".".join(parts[:depth])), parts[depth:]
+
+    # -- text search -------------------------------------------------------------------------------------------------
+
+    def grep(self, package: str, needle: bytes, *, near: str = "") -> Iterator[Tuple[str, str]]:
+        """(module, path) of every file of a tree that has the bytes; ``near``: modules below that name only."""
+        tree = self.trees[package]
+        for name, path in tree.files():
+            if near and not (name == near or name.startswith(near + ".")):
+                continue
+            if needle in self.data(tree, path):
+                yield name, path
+
+    def data(self, tree: Tree, path: str) -> bytes:
+        """Bytes of a file; kept, because several searches may run over the same tree."""
+        if path not in self._texts:
+            try:
+                self._texts[path] = tree.read(path)
+            except OSError:
+                self._texts[path] = b""
+        return self._texts[path]
+
+
+def is_overload(unit: Unit) -> bool:
+    """Whether a function stands under ``@overload`` (told from its text)."""
+    masked = unit.source.masked
+    if masked[unit.start : unit.start + 1] != "@":
+        return False
+    end = masked.find("def ", unit.start, unit.end)
+    return re.search(r"@(?:\w+\.)*overload\b", masked[unit.start : end]) is not None
+
+
+def _is_none(binding: Binding) -> bool:
+    value = getattr(binding.node, "value", None)
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _strings(node: Optional[ast.AST]) -> Set[str]:
+    if node is None:
+        return set()
+    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+def _tables(module: Module) -> Iterator[Tuple[Optional[str], ast.expr]]:
+    """Entries of the dicts that a module spells out at its top level."""
+    for statement in module.body.statements:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Dict):
+                for key, value in zip(node.keys, node.values):
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        yield key.value, value
+
+
+def _table_target(module: Module, name: str, value: ast.expr) -> Optional[Tuple[str, str]]:
+    """(module, attribute) that a table entry names: ".mod:attr", ".mod", ("mod", "attr"), "pkg.mod.attr"."""
+    texts = [n.value for n in ast.walk(value) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    if not texts or len(texts) > 2:
+        return None
+    path, attr = (
+        (texts[0], texts[1]) if len(texts) == 2 else texts[0].split(":", 1) if ":" in texts[0] else (texts[0], "")
+    )
+    level = len(path) - len(path.lstrip("."))
+    source = module.absolute(path.lstrip(".") or None, level) if level else path
+    for candidate in (source, module.name + "." + source):
+        if module.tree.find(candidate) is not None:
+            return candidate, attr or name
+    head, _, last = source.rpartition(".")
+    return (head, last) if head and module.tree.find(head) is not None else None
+
+
+def _called(node: ast.Call) -> str:
+    return (
+        node.func.attr
+        if isinstance(node.func, ast.Attribute)
+        else node.func.id
+        if isinstance(node.func, ast.Name)
+        else ""
+    )
+
+
+def _inside_raise(tree: ast.AST, wanted: ast.AST) -> bool:
+    return any(isinstance(n, ast.Raise) and any(inner is wanted for inner in ast.walk(n)) for n in ast.walk(tree))
+
+
+def _guarded_by_table(tree: ast.AST, wanted: ast.AST) -> bool:
+    """Whether the node stands in a branch whose condition asks for membership or equality of the name."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.If)
+            and isinstance(node.test, ast.Compare)
+            and any(isinstance(op, (ast.In, ast.Eq)) for op in node.test.ops)
+        ):
+            if any(inner is wanted for statement in node.body for inner in ast.walk(statement)):
+                return True
+    return False
