@@ -14,6 +14,9 @@ from remoteops.agent.audit.shapes import Provider
 from remoteops.agent.protocol import AgentError
 
 OLD = '''
+from dataclasses import dataclass
+
+@dataclass
 class Config:
     """The old one."""
     seqs: int = 32
@@ -27,6 +30,7 @@ NEW = """
 from dataclasses import dataclass
 from pydantic import Field
 
+@dataclass
 class Config:
     seqs: int = 64
     chunked: bool = True
@@ -160,7 +164,7 @@ def document(root: Path) -> dict[str, Any]:
     finding = {
         "id": "f1", "rule": "unknown-kwarg", "kind": "unknown-kwarg", "confidence": "proved", "symbol": "engine.plan",
         "detail": "specs",
-        "file": "user/a.py", "line": 2, "anchor": {"end_line": 3}, "now_at": "engine/__init__.py:10",
+        "file": "user/a.py", "line": 2, "anchor": {"end_line": 3}, "now_at": "engine/__init__.py:11",
     }  # fmt: skip
     return {
         "consumer": {"package": "user", "path": str(root)},
