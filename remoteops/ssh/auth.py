@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import copy
 import getpass
 import io
 import os
@@ -158,6 +159,13 @@ class BoundedAgent(AgentSSH):
             raise
         sock.settimeout(patience)  # a signature may wait for a touch on a hardware key
 
+    def _send_message(self, msg: Any) -> Any:
+        try:
+            return super()._send_message(msg)
+        except TimeoutError:
+            # Signing runs in paramiko's own thread, which cannot cope with an OSError of one argument.
+            raise paramiko.SSHException("it accepts and does not answer") from None
+
     def close(self) -> None:
         self._close()
 
@@ -269,9 +277,6 @@ def _agent_keys(identity: Identity, patience: float, attempts: Attempts) -> tupl
         return None, []
     try:
         agent = BoundedAgent(identity.agent, patience)
-    except TimeoutError:
-        attempts.tried.append(f"agent at {identity.agent}: it accepts and does not answer ({AGENT_TIMEOUT:.0f} s)")
-        return None, []
     except (OSError, paramiko.SSHException, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         attempts.tried.append(f"agent at {identity.agent}: {reason}")
@@ -322,9 +327,10 @@ def _certified(key: paramiko.PKey | str, file: str, identity: Identity) -> param
         return key
     for certificate in (*identity.certificates, f"{file}-cert.pub"):
         if os.path.exists(certificate):
+            with_certificate = copy.copy(key)  # the key itself is shared by all connections of the process
             with contextlib.suppress(Exception):
-                key.load_certificate(certificate)
-                break
+                with_certificate.load_certificate(certificate)
+                return with_certificate
     return key
 
 

@@ -159,7 +159,9 @@ class SshConfig:
     def _note_unsupported(options: Options) -> None:
         for key, why in UNSUPPORTED.items():
             value = options.text(key)
-            if value is not None and value.lower() not in _HARMLESS_VALUES:
+            # What a distribution sets for everybody is nothing that this user relies on.
+            stock = options.where.get(key, "").startswith("/etc/ssh/") and key in ("gssapiauthentication", "hostbasedauthentication")
+            if value is not None and value.lower() not in _HARMLESS_VALUES and not stock:
                 options.notices.append(f"{options.where[key]}: {key} is not supported: {why}")
 
 

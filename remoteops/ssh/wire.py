@@ -31,6 +31,11 @@ class Wire:
         self.heard = time.monotonic()
         self.received = 0
 
+    @property
+    def _closed(self) -> bool:
+        """paramiko asks this of its socket when the interpreter ends."""
+        return bool(getattr(self._sock, "_closed", getattr(self._sock, "closed", False)))
+
     def recv(self, size: int) -> bytes:
         data: bytes = self._sock.recv(size)
         self.heard = time.monotonic()
