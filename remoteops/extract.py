@@ -128,14 +128,15 @@ def start(host: Host, options: Options, *, agent: Agent, on_event: OnEvent | Non
         from remoteops import rehearse
 
         with clock("rehearse"):
-            job = rehearse.prepare(host, job, agent)
+            job, made = rehearse.prepare(host, job, agent)
+        tell({"event": "rehearsal", **made})
     env = {**host.env, **host.workload.env}
     with clock("preflight"):
         found = agent.call("preflight", {**runs.base(host), "job": job, "venv": host.venv, "env": env})
     tell({"event": "preflight", **found})
     skipped = _judge(host, found, options.force)
     job["layers"], job["dtype"] = found["layers"], found["dtype"] if job["dtype"] == "auto" else job["dtype"]
-    if options.reference is None:
+    if options.reference is None and job.get("load_format") != "dummy":
         job["reference"] = 2 if found["shape"]["weight_bytes"] <= REFERENCE_UP_TO else 0
     able = capabilities.from_dict(found["capabilities"] or {})
     document: dict[str, Any] | None = None

@@ -36,6 +36,7 @@ VERBS: Dict[str, str] = {
     "run.stop": "remoteops.agent.runs:stop",
     "run.follow": "remoteops.agent.follow:follow",
     "leftovers": "remoteops.agent.leftovers:leftovers",
+    "rehearsal.make": "remoteops.agent.rehearse:make",
     "verify": "remoteops.agent.verify:verify",
     "pull.list": "remoteops.agent.pull:list_files",
 }

@@ -13,7 +13,7 @@ DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 _LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
-_NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
+NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
@@ -87,17 +87,17 @@ def read(folder: str) -> Shape:
     except ValueError as error:
         raise AgentError("MissingModel", "%s is no JSON: %s" % (path, error), hint="download the model again") from None
     nested, text = "", config
-    for name in _NESTED:
+    for name in NESTED:
         inner = config.get(name)
-        if isinstance(inner, dict) and _first(inner, _LAYERS) is not None:
+        if isinstance(inner, dict) and first(inner, _LAYERS) is not None:
             nested, text = name, inner
             break
-    layers, hidden = _first(text, _LAYERS), _first(text, _HIDDEN)
+    layers, hidden = first(text, _LAYERS), first(text, _HIDDEN)
     if layers is None or hidden is None:
         raise AgentError(
             "MissingModel",
             "%s names no number of layers or no hidden size" % path,
-            tried="keys %s and %s, also in %s" % (", ".join(_LAYERS), ", ".join(_HIDDEN), ", ".join(_NESTED)),
+            tried="keys %s and %s, also in %s" % (", ".join(_LAYERS), ", ".join(_HIDDEN), ", ".join(NESTED)),
             hint="is this a language model's folder?",
         )
     dtype = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
@@ -109,7 +109,7 @@ def read(folder: str) -> Shape:
         model_type=str(config.get("model_type", "")),
         num_layers=layers,
         hidden_size=hidden,
-        vocab_size=_first(text, ("vocab_size",)) or _first(config, ("vocab_size",)) or 0,
+        vocab_size=first(text, ("vocab_size",)) or first(config, ("vocab_size",)) or 0,
         max_length=_max_length(text),
         dtype=str(dtype).replace("torch.", "") if dtype else None,
         nested=nested,
@@ -167,7 +167,7 @@ def _weights(folder: str) -> tuple[Dict[str, int], List[str]]:
     return found, missing
 
 
-def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Optional[int]:
+def first(config: Mapping[str, Any], names: tuple[str, ...]) -> Optional[int]:
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -178,7 +178,7 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Optional[int]:
 def _max_length(config: Mapping[str, Any]) -> Optional[int]:
     """Positions the model was made for. A rope factor multiplies them unless the original length is named beside it
     (then max_position_embeddings is already the extended one), which is how vLLM derives its own limit."""
-    length = _first(config, _LENGTH)
+    length = first(config, _LENGTH)
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     factor = rope.get("factor") if isinstance(rope, dict) else None
     kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
