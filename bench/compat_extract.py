@@ -27,8 +27,18 @@ def build(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=8, num_attention_heads=2,
-                         num_key_value_heads=1, max_position_embeddings=4096, bos_token_id=1, eos_token_id=2, torch_dtype="float32")
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=8,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=4096,
+        bos_token_id=1,
+        eos_token_id=2,
+        torch_dtype="float32",
+    )
     model = LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -37,7 +47,9 @@ def build(folder: Path) -> None:
     model.save_pretrained(folder)
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="w1", eos_token="w2", unk_token="w0", pad_token="w3").save_pretrained(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="w1", eos_token="w2", unk_token="w0", pad_token="w3"
+    ).save_pretrained(folder)
 
 
 def scenarios() -> dict[str, list[list[list[int]]]]:
@@ -51,8 +63,13 @@ def scenarios() -> dict[str, list[list[list[int]]]]:
     shared = [prefix + prompt(n) for n in (50, 30, 30)] + [prefix]
     mixed = [prompt(n) for n in (1, 5, 17, 33, 300, 2, 64, 15, 16)]
     long = [prompt(n) for n in (900, 1740, 1200, 1620, 1000, 1300, 1620, 1740)]
-    return {"short": [[prompt(7)]], "mixed": [mixed, mixed], "shared-prefix": [shared, shared[::-1]],
-            "over-budget": [long, [prompt(300) for _ in range(40)]], "many": [[prompt(20 + i) for i in range(40)]]}
+    return {
+        "short": [[prompt(7)]],
+        "mixed": [mixed, mixed],
+        "shared-prefix": [shared, shared[::-1]],
+        "over-budget": [long, [prompt(300) for _ in range(40)]],
+        "many": [[prompt(20 + i) for i in range(40)]],
+    }
 
 
 def reference(model: Any, prompt: list[int]) -> list[Any]:
@@ -60,8 +77,12 @@ def reference(model: Any, prompt: list[int]) -> list[Any]:
     import torch
 
     kept: dict[int, Any] = {}
-    handles = [model.model.layers[i].register_forward_hook(
-        lambda module, args, output, i=i: kept.__setitem__(i, output[0] if isinstance(output, tuple) else output)) for i in LAYERS]
+    handles = [
+        model.model.layers[i].register_forward_hook(
+            lambda module, args, output, i=i: kept.__setitem__(i, output[0] if isinstance(output, tuple) else output)
+        )
+        for i in LAYERS
+    ]
     with torch.no_grad():
         model(torch.tensor([prompt]), use_cache=False)
     for handle in handles:
@@ -70,15 +91,24 @@ def reference(model: Any, prompt: list[int]) -> list[Any]:
 
 
 def compare(results: list[Any], prompts: list[list[int]], model: Any) -> tuple[int, float]:
-    """(prompts that are wrong, largest relative error of the right ones): error = |a-b| / max|b|, over a layer's rows."""
+    """(prompts that are wrong, largest relative error of the right ones): error = |a-b| / max|b|, over a layer's
+    rows.
+    """
     wrong, worst = 0, 0.0
     if len(results) != len(prompts):
         return len(prompts), 0.0
     for result, prompt in zip(results, prompts, strict=True):
         ours, theirs = result["hidden_states"], reference(model, prompt)
-        fits = list(result["input_ids"]) == prompt and len(ours) == len(theirs) and all(
-            a.shape == b.shape for a, b in zip(ours, theirs, strict=False))
-        error = max(float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(ours, theirs, strict=True)) if fits else 1.0
+        fits = (
+            list(result["input_ids"]) == prompt
+            and len(ours) == len(theirs)
+            and all(a.shape == b.shape for a, b in zip(ours, theirs, strict=False))
+        )
+        error = (
+            max(float((a.float() - b).abs().max() / b.abs().max()) for a, b in zip(ours, theirs, strict=True))
+            if fits
+            else 1.0
+        )
         if error > 1e-3:
             wrong += 1
         else:

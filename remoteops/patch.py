@@ -30,7 +30,8 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan for one host. ``root``: the folder there that holds the consumer; ``state``: what ``fab patch --status`` says.
+    """A plan for one host. ``root``: the folder there that holds the consumer; ``state``: what ``fab patch
+    --status`` says.
 
     ``done``: the host has exactly this patch already.
     """
@@ -56,9 +57,15 @@ class Outcome:
     remaining: tuple[planning.Remaining, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        return {"schema": "remoteops.patch/1", "applied": self.applied, "already": self.already, "changed": list(self.changed),
-                "restored": list(self.restored), "proof": dict(self.proof),
-                "remaining": [{"finding": dict(r.finding), "why": r.why} for r in self.remaining]}
+        return {
+            "schema": "remoteops.patch/1",
+            "applied": self.applied,
+            "already": self.already,
+            "changed": list(self.changed),
+            "restored": list(self.restored),
+            "proof": dict(self.proof),
+            "remaining": [{"finding": dict(r.finding), "why": r.why} for r in self.remaining],
+        }
 
 
 def plan(host: Host, *, only: Sequence[str] = (), model: str | None = None, agent: Agent | None = None) -> Planned:
@@ -75,13 +82,21 @@ def plan(host: Host, *, only: Sequence[str] = (), model: str | None = None, agen
         document = _audit(asked, host, model, consumer_path=shadow)
         wanted = planning.files_for(document, only)
         root = document["consumer"]["path"]
-        files = asked.call("patch.read", _request(host, files=[f"{root}/{file}" for file in wanted]))["files"] if wanted else []
+        files = (
+            asked.call("patch.read", _request(host, files=[f"{root}/{file}" for file in wanted]))["files"]
+            if wanted
+            else []
+        )
         sources = {file: base64.b64decode(read["data"]) for file, read in zip(wanted, files, strict=True)}
         for file, read in zip(wanted, files, strict=True):
             audited = (document.get("files") or {}).get(file, read["sha256"])
             if audited != read["sha256"]:
-                raise FileChanged(f"{file} changed between the audit and now", host=host.name, tried="read the files to patch",
-                                  hint="run fab patch again")
+                raise FileChanged(
+                    f"{file} changed between the audit and now",
+                    host=host.name,
+                    tried="read the files to patch",
+                    hint="run fab patch again",
+                )
         found = plan_from(document, sources, only)
         if shadow is not None:
             root = next(known["root"] for known in state["patches"])
@@ -93,11 +108,19 @@ def _done(found: Plan, state: Mapping[str, Any]) -> bool:
     if not known:
         return False
     return {f.file: f.after for f in found.files} == {
-        name: file.get("after") for name, file in known.items() if file["state"] == "patched"} and len(known) == len(found.files)
+        name: file.get("after") for name, file in known.items() if file["state"] == "patched"
+    } and len(known) == len(found.files)
 
 
-def apply(host: Host, planned: Planned, *, force: bool = False, prove: bool = True, agent: Agent | None = None,
-          on_event: OnEvent | None = None) -> Outcome:
+def apply(
+    host: Host,
+    planned: Planned,
+    *,
+    force: bool = False,
+    prove: bool = True,
+    agent: Agent | None = None,
+    on_event: OnEvent | None = None,
+) -> Outcome:
     """Write the plan, then prove it: audit again and import the patched modules in the host's venv.
 
     Raises PatchError when the proof fails (everything is back as it was then), when a running process uses the venv
@@ -108,13 +131,20 @@ def apply(host: Host, planned: Planned, *, force: bool = False, prove: bool = Tr
         found = planned.plan
         if found.empty and not planned.state["patches"]:
             return Outcome(False, True, (), (), {}, found.remaining)
-        files = [{"path": f"{planned.root}/{f.file}", "before": f.before, "data": base64.b64encode(f.planned).decode()}
-                 for f in found.files]
-        meta = {"fixes": [{"id": fix.id, "title": fix.title, "findings": list(fix.findings)} for fix in found.fixes],
-                "provider": found.document.get("provider"), "diff": found.diff}
+        files = [
+            {"path": f"{planned.root}/{f.file}", "before": f.before, "data": base64.b64encode(f.planned).decode()}
+            for f in found.files
+        ]
+        meta = {
+            "fixes": [{"id": fix.id, "title": fix.title, "findings": list(fix.findings)} for fix in found.fixes],
+            "provider": found.document.get("provider"),
+            "diff": found.diff,
+        }
         tell({"event": "phase", "phase": "apply"})
-        done = asked.call("patch.apply", _request(host, files=files, package=host.workload.consumer, root=planned.root, meta=meta,
-                                                  force=force))
+        done = asked.call(
+            "patch.apply",
+            _request(host, files=files, package=host.workload.consumer, root=planned.root, meta=meta, force=force),
+        )
         if done["already"]:
             return Outcome(False, True, (), (), {}, found.remaining)
         try:
@@ -135,25 +165,40 @@ def _prove(asked: Agent, host: Host, planned: Planned, tell: OnEvent, *, imports
     again = _audit(asked, host, None)
     claimed = {name for fix in planned.plan.fixes for name in fix.findings}
     before = {planning.identity(f) for f in planned.plan.document["findings"]}
-    left = [f for f in again["findings"] if planning.breaks(f) and (planning.identity(f) in claimed or planning.identity(f) not in before)]
+    left = [
+        f
+        for f in again["findings"]
+        if planning.breaks(f) and (planning.identity(f) in claimed or planning.identity(f) not in before)
+    ]
     if left:
         told = "; ".join(f"{f['file']}:{f['line']} {f['kind']} {f['symbol']} ({f['detail']})" for f in left[:3])
-        raise PatchError(f"the patch did not resolve what it claims, so it was taken back: {told}", host=host.name,
-                         tried="audit again after patching", hint="this is a defect of a recipe: please report it", findings=left)
-    proof: dict[str, Any] = {"audit": {"breaks": sum(planning.breaks(f) for f in again["findings"]), "sites": again.get("sites")}}
+        raise PatchError(
+            f"the patch did not resolve what it claims, so it was taken back: {told}",
+            host=host.name,
+            tried="audit again after patching",
+            hint="this is a defect of a recipe: please report it",
+            findings=left,
+        )
+    proof: dict[str, Any] = {
+        "audit": {"breaks": sum(planning.breaks(f) for f in again["findings"]), "sites": again.get("sites")}
+    }
     modules = [file[:-3].replace("/", ".").removesuffix(".__init__") for file in (f.file for f in planned.plan.files)]
     if imports and modules:
         tell({"event": "phase", "phase": "import"})
         found = asked.call("patch.prove", _request(host, modules=modules))
         if not found["ok"]:
-            raise PatchError("the patched modules do not import, so the patch was taken back: " + (found["error"] or ["?"])[-1],
-                             host=host.name, tried="import " + ", ".join(modules), hint="\n".join(found["error"][-6:]))
+            raise PatchError(
+                "the patched modules do not import, so the patch was taken back: " + (found["error"] or ["?"])[-1],
+                host=host.name,
+                tried="import " + ", ".join(modules),
+                hint="\n".join(found["error"][-6:]),
+            )
         proof["import"] = {"modules": modules, "seconds": found["seconds"]}
     return proof
 
 
 def revert(host: Host, *, force: bool = False, agent: Agent | None = None) -> dict[str, Any]:
-    """Bring back the original bytes; after a reinstall only forget. Result: ``reverted`` (one record a patched package)."""
+    """Bring back the original bytes; after a reinstall only forget. Result: ``reverted`` (a record a package)."""
     with _agent(host, agent) as asked:
         done = asked.call("patch.revert", _request(host, package=host.workload.consumer, force=force))
         return {"schema": "remoteops.patch-revert/1", "host": host.name, **done}
@@ -172,8 +217,14 @@ def _audit(asked: Agent, host: Host, model: str | None, consumer_path: str | Non
 
 
 def _request(host: Host, **fields: Any) -> dict[str, Any]:
-    return {"state_dir": host.state_dir, "cache_dir": host.cache_dir, "venv": host.venv, "env": {**host.env, **host.workload.env},
-            "operator": f"{getpass.getuser()}@{socket.gethostname()}", **fields}
+    return {
+        "state_dir": host.state_dir,
+        "cache_dir": host.cache_dir,
+        "venv": host.venv,
+        "env": {**host.env, **host.workload.env},
+        "operator": f"{getpass.getuser()}@{socket.gethostname()}",
+        **fields,
+    }
 
 
 @contextlib.contextmanager

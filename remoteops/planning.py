@@ -20,7 +20,9 @@ Placed = tuple[tuple[str, Mapping[str, Any]], ...]  # (file, edit)
 
 @dataclass(frozen=True)
 class Fix:
-    """``id``: a recipe's, or the kind of a mechanical edit. ``edits`` are (file, edit). ``findings``: ids it resolves."""
+    """``id``: a recipe's, or the kind of a mechanical edit. ``edits`` are (file, edit). ``findings``: ids it
+    resolves.
+    """
 
     id: str
     title: str
@@ -92,13 +94,33 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as a JSON document (schema remoteops.plan/1)."""
-        return {"schema": "remoteops.plan/1", "consumer": self.document.get("consumer"), "provider": self.document.get("provider"),
-                "files": [{"file": f.file, "before": f.before, "after": f.after, "diff": f.diff,
-                           "hunks": [{"text": h.text, "fixes": list(h.fixes), "findings": list(h.findings)} for h in f.hunks]}
-                          for f in self.files],
-                "fixes": [{"id": x.id, "title": x.title, "why": x.why, "reference": x.reference, "findings": list(x.findings),
-                           "edits": [{"file": file, **edit} for file, edit in x.edits]} for x in self.fixes],
-                "remaining": [{"finding": dict(r.finding), "why": r.why} for r in self.remaining]}
+        return {
+            "schema": "remoteops.plan/1",
+            "consumer": self.document.get("consumer"),
+            "provider": self.document.get("provider"),
+            "files": [
+                {
+                    "file": f.file,
+                    "before": f.before,
+                    "after": f.after,
+                    "diff": f.diff,
+                    "hunks": [{"text": h.text, "fixes": list(h.fixes), "findings": list(h.findings)} for h in f.hunks],
+                }
+                for f in self.files
+            ],
+            "fixes": [
+                {
+                    "id": x.id,
+                    "title": x.title,
+                    "why": x.why,
+                    "reference": x.reference,
+                    "findings": list(x.findings),
+                    "edits": [{"file": file, **edit} for file, edit in x.edits],
+                }
+                for x in self.fixes
+            ],
+            "remaining": [{"finding": dict(r.finding), "why": r.why} for r in self.remaining],
+        }
 
 
 def breaks(finding: Finding) -> bool:
@@ -134,7 +156,8 @@ def plan_from(document: Mapping[str, Any], sources: Mapping[str, bytes], only: S
     """Plan the smallest edits that resolve the findings of an audit.
 
     ``document``: a remoteops.probe/1 document; ``sources``: file (as findings name it) -> the bytes that were audited;
-    ``only``: rule ids, kinds, recipe ids or finding ids to which the plan is limited. A finding that cannot be fixed is in
+    ``only``: rule ids, kinds, recipe ids or finding ids to which the plan is limited. A finding that cannot be fixed
+    is in
     ``remaining`` with the reason; nothing is raised for it.
     """
     planner = _Planner(sources)
@@ -154,7 +177,9 @@ def plan_from(document: Mapping[str, Any], sources: Mapping[str, bytes], only: S
         if same is None:
             fixes.append(fix)
         else:
-            fixes[same] = Fix(fix.id, fix.title, fix.why, fix.reference, (*fixes[same].findings, *fix.findings), fix.edits)
+            fixes[same] = Fix(
+                fix.id, fix.title, fix.why, fix.reference, (*fixes[same].findings, *fix.findings), fix.edits
+            )
     return Plan(document, tuple(planner.files(fixes)), tuple(fixes), tuple(remaining))
 
 
@@ -163,8 +188,13 @@ def _selected(finding: Finding, recipe: recipes.Recipe | None, only: Sequence[st
         return False
     if not only:
         return True
-    names = {str(finding.get("rule")), str(finding.get("kind")), identity(finding), str(finding.get("contract")),
-             recipe.id if recipe else ""}
+    names = {
+        str(finding.get("rule")),
+        str(finding.get("kind")),
+        identity(finding),
+        str(finding.get("contract")),
+        recipe.id if recipe else "",
+    }
     return any(fnmatchcase(name, wanted) for name in names if name for wanted in only)
 
 
@@ -181,7 +211,9 @@ class _Planner:
     def __init__(self, sources: Mapping[str, bytes]) -> None:
         self.sources = sources
         self._drafts: dict[str, edits.Draft] = {}
-        self._edits: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}  # file -> (fix key, edit), one an edit of its draft
+        self._edits: dict[
+            str, list[tuple[str, Mapping[str, Any]]]
+        ] = {}  # file -> (fix key, edit), one an edit of its draft
 
     def fix(self, finding: Finding, recipe: recipes.Recipe | None, known: Mapping[str, recipes.Recipe]) -> Fix:
         """The fix of one finding, entered in the drafts. Raises PatchError with the reason when there is none."""
@@ -195,8 +227,14 @@ class _Planner:
             raise PatchError(f"no fix is known for this {finding['kind']}: {finding['symbol']} ({finding['detail']})")
         pair = ((finding["file"], _placed(edit, finding)),)
         self._enter(pair)
-        return Fix(str(edit["edit"]), _title(edit), str(finding.get("error") or ""), str(finding.get("now_at") or ""),
-                   (identity(finding),), pair)
+        return Fix(
+            str(edit["edit"]),
+            _title(edit),
+            str(finding.get("error") or ""),
+            str(finding.get("now_at") or ""),
+            (identity(finding),),
+            pair,
+        )
 
     def _recipe(self, wanted: Sequence[recipes.Recipe], finding: Finding) -> Placed:
         """The first variant of each recipe whose anchors are all there."""
@@ -255,9 +293,15 @@ class _Planner:
             if result.data == self.sources[file]:
                 continue
             behind = {key: [fix for fix in fixes if (file, edit) in fix.edits] for key, edit in self._edits[file]}
-            spans = [(fix, span) for (key, _), group in zip(self._edits[file], result.changed, strict=True)
-                     for span in group for fix in behind[key]]
-            planned.append(FilePlan(file, self.sources[file], result.data, _hunks(self.sources[file], result.data, spans)))
+            spans = [
+                (fix, span)
+                for (key, _), group in zip(self._edits[file], result.changed, strict=True)
+                for span in group
+                for fix in behind[key]
+            ]
+            planned.append(
+                FilePlan(file, self.sources[file], result.data, _hunks(self.sources[file], result.data, spans))
+            )
         return planned
 
 
@@ -281,9 +325,13 @@ def _placed(edit: Mapping[str, Any], finding: Finding) -> Mapping[str, Any]:
 
 
 def _title(edit: Mapping[str, Any]) -> str:
-    told = {"drop-keyword": "drop {keyword}= from {call}()", "add-keyword": "pass {keyword}={value} to {call}()",
-            "rename-keyword": "call {keyword}= of {call}() {to}=", "rename-import": "import {name} from where it is now: {to}",
-            "rename-attribute": "use .{to} for .{attribute}"}.get(str(edit["edit"]), str(edit["edit"]))
+    told = {
+        "drop-keyword": "drop {keyword}= from {call}()",
+        "add-keyword": "pass {keyword}={value} to {call}()",
+        "rename-keyword": "call {keyword}= of {call}() {to}=",
+        "rename-import": "import {name} from where it is now: {to}",
+        "rename-attribute": "use .{to} for .{attribute}",
+    }.get(str(edit["edit"]), str(edit["edit"]))
     return told.format(**edit)
 
 
@@ -298,10 +346,17 @@ def _hunks(before: bytes, after: bytes, spans: Sequence[tuple[Fix, tuple[int, in
                 lines += [" " + line for line in old[i1:i2]]
             else:
                 lines += ["-" + line for line in old[i1:i2]] + ["+" + line for line in new[j1:j2]]
-        text = "".join(line if line.endswith(("\n", "\r")) else line + "\n\\ No newline at end of file\n" for line in lines)
+        text = "".join(
+            line if line.endswith(("\n", "\r")) else line + "\n\\ No newline at end of file\n" for line in lines
+        )
         behind = [fix for fix, (start, end) in spans if start <= last[4] + 1 and end >= first[3] + 1]
-        found.append(Hunk(text, tuple(dict.fromkeys(fix.id for fix in behind)),
-                          tuple(dict.fromkeys(name for fix in behind for name in fix.findings))))
+        found.append(
+            Hunk(
+                text,
+                tuple(dict.fromkeys(fix.id for fix in behind)),
+                tuple(dict.fromkeys(name for fix in behind for name in fix.findings)),
+            )
+        )
     return tuple(found)
 
 

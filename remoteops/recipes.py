@@ -1,4 +1,4 @@
-"""Fixes: which edits resolve a finding. Mechanical ones follow from the finding; the rest are recipes, which are data."""
+"""Fixes: which edits resolve a finding. Mechanical ones follow from the finding; the rest are recipes (data)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ Edit = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Recipe:
-    """``variants``: lists of edits; the first whose anchors are all there is taken. ``impossible``: why there is no fix."""
+    """``variants``: lists of edits; the first whose anchors are all there is taken. ``impossible``: why there is no
+    fix.
+    """
 
     id: str
     title: str
@@ -35,8 +37,10 @@ class Recipe:
 
     def matches(self, finding: Finding) -> bool:
         """Whether a pattern (kind, rule, symbol, detail, contract; globs) fits the finding."""
-        return any(all(fnmatchcase(str(finding.get(key) or ""), wanted) for key, wanted in pattern.items())
-                   for pattern in self.resolves)
+        return any(
+            all(fnmatchcase(str(finding.get(key) or ""), wanted) for key, wanted in pattern.items())
+            for pattern in self.resolves
+        )
 
 
 @functools.cache
@@ -50,10 +54,17 @@ def load() -> dict[str, Recipe]:
             continue
         raw = yaml.load(entry.read_text(encoding="utf-8"))
         try:
-            recipe = Recipe(id=raw["id"], title=raw["title"], resolves=tuple(raw["resolves"]),
-                            variants=tuple(tuple(variant["edits"]) for variant in raw.get("variants", ())),
-                            why=raw.get("why", ""), reference=raw.get("reference", ""), impossible=raw.get("impossible", ""),
-                            risk=bool(raw.get("risk")), needs=tuple(raw.get("needs", ())))
+            recipe = Recipe(
+                id=raw["id"],
+                title=raw["title"],
+                resolves=tuple(raw["resolves"]),
+                variants=tuple(tuple(variant["edits"]) for variant in raw.get("variants", ())),
+                why=raw.get("why", ""),
+                reference=raw.get("reference", ""),
+                impossible=raw.get("impossible", ""),
+                risk=bool(raw.get("risk")),
+                needs=tuple(raw.get("needs", ())),
+            )
         except (KeyError, TypeError) as error:
             raise UsageError(f"recipe {entry.name} lacks {error}", tried="load the recipes") from error
         found[recipe.id] = recipe
@@ -71,7 +82,8 @@ def recipe_for(finding: Finding, recipes: Mapping[str, Recipe]) -> Recipe | None
 def mechanical(finding: Finding) -> Edit | None:
     """The edit that follows from a proved finding alone, or None.
 
-    An edit that the audit proposes is taken as it is. Otherwise: an unknown keyword is dropped, a moved symbol is imported
+    An edit that the audit proposes is taken as it is. Otherwise: an unknown keyword is dropped, a moved symbol is
+    imported
     from where it is now. A required argument or a missing attribute needs evidence that only the audit or a recipe has.
     """
     fix = finding.get("fix") or {}
@@ -84,7 +96,11 @@ def mechanical(finding: Finding) -> Edit | None:
         target = finding.get("moved_to") or detail.replace("now/was at ", "").split(" ")[-1]
         if target.replace(".", "").replace("_", "a").isalnum():
             name = symbol.rpartition(".")[2]
-            return {"edit": "rename-import", "name": symbol, "to": target if target.endswith("." + name) else f"{target}.{name}"}
+            return {
+                "edit": "rename-import",
+                "name": symbol,
+                "to": target if target.endswith("." + name) else f"{target}.{name}",
+            }
     return None
 
 

@@ -14,10 +14,29 @@ from hypothesis import strategies as st
 from remoteops.edits import edit
 from remoteops.errors import AnchorNotFound
 
-SETTINGS = settings(max_examples=int(os.environ.get("FUZZ_EXAMPLES", "40")), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SETTINGS = settings(
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "40")), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
-values = st.sampled_from(["1", "'a,b'", '"x"', "(1, 2)", "[i for i in y]", "lambda p, q=2: (p, q)", "g(h=1, i=2)", "{**d}",
-                          "f'{x!r}'", "not z", "(yield_)", "a if b else c", '"""t\nu"""', "-1", "self.m.n[0]"])
+values = st.sampled_from(
+    [
+        "1",
+        "'a,b'",
+        '"x"',
+        "(1, 2)",
+        "[i for i in y]",
+        "lambda p, q=2: (p, q)",
+        "g(h=1, i=2)",
+        "{**d}",
+        "f'{x!r}'",
+        "not z",
+        "(yield_)",
+        "a if b else c",
+        '"""t\nu"""',
+        "-1",
+        "self.m.n[0]",
+    ]
+)
 comments = st.sampled_from(["", "", "", "  # note", " # type: ignore[x]", "#"])
 gaps = st.sampled_from([" ", " ", "", "  "])
 NAMES = ["alpha", "beta", "gamma", "delta"]
@@ -66,13 +85,22 @@ def calls(draw: st.DrawFn, callee: str) -> str:
 @st.composite
 def sources(draw: st.DrawFn) -> tuple[bytes, str, str]:
     """(file, text, newline): functions around the one call of ``target``, with other calls as decoys."""
-    body = draw(st.lists(st.sampled_from(["pass", "x = other(alpha=1, beta=2)", "obj.attr(1)", "s = '''a\nb'''", "# lone", ""]), max_size=4))
+    body = draw(
+        st.lists(
+            st.sampled_from(["pass", "x = other(alpha=1, beta=2)", "obj.attr(1)", "s = '''a\nb'''", "# lone", ""]),
+            max_size=4,
+        )
+    )
     before = draw(st.sampled_from(["x = ", "return ", "", "self.y = z = ", "yield "]))
     text = '"""Doc."""\nimport os\n\n\nclass K:\n    def m(self, x):\n'
     text += "".join(f"        {line}\n" if line else "\n" for line in body)
     call = draw(calls("self.target"))
     text += f"        {before}{call}{draw(comments)}\n"
-    text += draw(st.sampled_from(["", "        self.y = 1\n", "\n    # tail\n    def n(self):\n        self.attr = other(alpha=3)\n"]))
+    text += draw(
+        st.sampled_from(
+            ["", "        self.y = 1\n", "\n    # tail\n    def n(self):\n        self.attr = other(alpha=3)\n"]
+        )
+    )
     if draw(st.booleans()):
         text = text.rstrip("\n")
     try:
@@ -96,7 +124,11 @@ def keywords_of(data: bytes) -> dict[str, str]:
 
 
 def target_of(data: bytes) -> ast.Call:
-    return next(n for n in ast.walk(ast.parse(data)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "target")
+    return next(
+        n
+        for n in ast.walk(ast.parse(data))
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "target"
+    )
 
 
 def check(data: bytes, request: dict) -> bytes:
@@ -166,7 +198,12 @@ def test_rename_attribute_and_statements(source: tuple[bytes, str, str]) -> None
 
 
 @SETTINGS
-@given(st.lists(st.sampled_from(["a", "b", "c", "target", "e"]), min_size=1, max_size=5, unique=True), st.booleans(), st.booleans(), comments)
+@given(
+    st.lists(st.sampled_from(["a", "b", "c", "target", "e"]), min_size=1, max_size=5, unique=True),
+    st.booleans(),
+    st.booleans(),
+    comments,
+)
 def test_rename_import(names: list[str], several: bool, indented: bool, comment: str) -> None:
     if several:
         text = "from p.q import (\n" + "".join(f"    {n},{comment}\n" for n in names) + ")\n"

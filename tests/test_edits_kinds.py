@@ -78,13 +78,24 @@ def test_add_keyword_refuses_what_it_would_have_to_guess(text: str) -> None:
 
 
 def test_add_keyword_takes_a_value_from_the_call_itself() -> None:
-    after = run("s = Scheduler(config=self.c)\n", {"edit": "add-keyword", "call": "Scheduler", "keyword": "size",
-                                                   "value": "$config.size", "bind": {"config": {"argument": "config"}}})
+    after = run(
+        "s = Scheduler(config=self.c)\n",
+        {
+            "edit": "add-keyword",
+            "call": "Scheduler",
+            "keyword": "size",
+            "value": "$config.size",
+            "bind": {"config": {"argument": "config"}},
+        },
+    )
     assert after == "s = Scheduler(config=self.c, size=self.c.size)\n"
 
 
 def test_rename_keyword_touches_the_name_alone() -> None:
-    assert run("f( a = 1 , b=2)\n", {"edit": "rename-keyword", "call": "f", "keyword": "a", "to": "z"}) == "f( z = 1 , b=2)\n"
+    assert (
+        run("f( a = 1 , b=2)\n", {"edit": "rename-keyword", "call": "f", "keyword": "a", "to": "z"})
+        == "f( z = 1 , b=2)\n"
+    )
     with pytest.raises(AnchorNotFound, match="both"):
         run("f(a=1, z=2)\n", {"edit": "rename-keyword", "call": "f", "keyword": "a", "to": "z"})
 
@@ -105,15 +116,22 @@ def test_a_scope_narrows_the_search() -> None:
 
 def test_positions_are_those_of_the_audited_text_also_after_earlier_edits() -> None:
     text = "import m\nf(a=1)\nf(a=2)\nf(a=3)\n"
-    edits = [{"edit": "insert-after", "statement": "import m", "code": "import n\nimport o"},
-             {"edit": "drop-keyword", "call": "f", "keyword": "a", "line": 3, "column": 0},
-             {"edit": "add-keyword", "call": "f", "keyword": "b", "value": "9", "line": 4, "column": 0}]
+    edits = [
+        {"edit": "insert-after", "statement": "import m", "code": "import n\nimport o"},
+        {"edit": "drop-keyword", "call": "f", "keyword": "a", "line": 3, "column": 0},
+        {"edit": "add-keyword", "call": "f", "keyword": "b", "value": "9", "line": 4, "column": 0},
+    ]
     assert edit(text.encode(), edits).data.decode() == "import m\nimport n\nimport o\nf(a=1)\nf()\nf(a=3, b=9)\n"
 
 
 def test_rename_attribute() -> None:
-    assert run("y = self.model.old(1).old\n", {"edit": "rename-attribute", "attribute": "old", "to": "new",
-                                               "receiver": "self.model"}) == "y = self.model.new(1).old\n"
+    assert (
+        run(
+            "y = self.model.old(1).old\n",
+            {"edit": "rename-attribute", "attribute": "old", "to": "new", "receiver": "self.model"},
+        )
+        == "y = self.model.new(1).old\n"
+    )
     with pytest.raises(AnchorNotFound, match="2 times"):
         run("a.old\nb.old\n", {"edit": "rename-attribute", "attribute": "old", "to": "new"})
     with pytest.raises(AnchorNotFound, match="no attribute"):
@@ -126,7 +144,10 @@ def test_rename_attribute() -> None:
         ("from a.b import x\n", "from c.d import x\n"),
         ("from a.b import x as y  # noqa\n", "from c.d import x as y  # noqa\n"),
         ("from a.b import w, x\n", "from a.b import w\nfrom c.d import x\n"),
-        ("from a.b import (\n    x,  # it\n    w,\n)\nq = 1\n", "from a.b import (\n    # it\n    w,\n)\nfrom c.d import x\nq = 1\n"),
+        (
+            "from a.b import (\n    x,  # it\n    w,\n)\nq = 1\n",
+            "from a.b import (\n    # it\n    w,\n)\nfrom c.d import x\nq = 1\n",
+        ),
         ("if T:\n    from a.b import w, x as z\n", "if T:\n    from a.b import w\n    from c.d import x as z\n"),
         ("from a.b import w, x\nfrom c.d import v\n", "from a.b import w\nfrom c.d import v, x\n"),
     ],
@@ -136,13 +157,24 @@ def test_rename_import_keeps_the_name_that_the_file_uses(before: str, after: str
 
 
 def test_rename_import_of_a_renamed_symbol_keeps_the_local_name() -> None:
-    assert run("from a import x\nx()\n", {"edit": "rename-import", "name": "a.x", "to": "b.y"}) == "from b import y as x\nx()\n"
-    assert run("from a import w, x\n", {"edit": "rename-import", "name": "a.x", "to": "b.y"}) == "from a import w\nfrom b import y as x\n"
+    assert (
+        run("from a import x\nx()\n", {"edit": "rename-import", "name": "a.x", "to": "b.y"})
+        == "from b import y as x\nx()\n"
+    )
+    assert (
+        run("from a import w, x\n", {"edit": "rename-import", "name": "a.x", "to": "b.y"})
+        == "from a import w\nfrom b import y as x\n"
+    )
 
 
 def test_rename_import_of_a_module() -> None:
-    assert run("import a.b\na.b.f()\n", {"edit": "rename-import", "name": "a.b", "to": "c.d"}) == "import c.d\nc.d.f()\n"
-    assert run("import a.b as m\nm.f()\n", {"edit": "rename-import", "name": "a.b", "to": "c.d"}) == "import c.d as m\nm.f()\n"
+    assert (
+        run("import a.b\na.b.f()\n", {"edit": "rename-import", "name": "a.b", "to": "c.d"}) == "import c.d\nc.d.f()\n"
+    )
+    assert (
+        run("import a.b as m\nm.f()\n", {"edit": "rename-import", "name": "a.b", "to": "c.d"})
+        == "import c.d as m\nm.f()\n"
+    )
 
 
 def test_replace_expression_with_holes_and_bindings() -> None:
@@ -160,7 +192,9 @@ def test_replace_expression_by_something_that_holds_it_is_done_once() -> None:
 
 def test_replace_statement_uses_the_files_own_indentation_and_line_ends() -> None:
     text = "def f(self):\r\n\tself.e.run(out)  # step\r\n\treturn 1\r\n"
-    after = run(text, {"edit": "replace-statement", "old": "$e.run($o)", "code": "if $e.run($o) is None:\n    $e.more(None)\n"})
+    after = run(
+        text, {"edit": "replace-statement", "old": "$e.run($o)", "code": "if $e.run($o) is None:\n    $e.more(None)\n"}
+    )
     assert after == "def f(self):\r\n\tif self.e.run(out) is None:\r\n\t\tself.e.more(None)  # step\r\n\treturn 1\r\n"
 
 
@@ -174,7 +208,8 @@ def test_insertions_stand_beside_their_anchor_once() -> None:
     text = "def f():\n    a = 1\n    b = 2  # two\n"
     assert run(text, {"edit": "insert-after", "statement": "b = 2", "code": "c = 3"}) == text + "    c = 3\n"
     assert run(text, {"edit": "insert-before", "statement": "a = 1", "code": "z = 0\ny = 0", "line": 2}) == (
-        "def f():\n    z = 0\n    y = 0\n    a = 1\n    b = 2  # two\n")
+        "def f():\n    z = 0\n    y = 0\n    a = 1\n    b = 2  # two\n"
+    )
     with pytest.raises(UsageError, match="again each time"):
         run(text, {"edit": "insert-before", "statement": "a = $x", "code": "a = 5"})
 
@@ -189,18 +224,33 @@ def test_replace_function_needs_the_function_it_was_written_for() -> None:
 
 def test_insert_method_and_drop_statement() -> None:
     text = "class A:\n    def m(self):\n        x = 1\n        y = 2  # kept\n        return x\n\n\nz = 3\n"
-    after = run(text, {"edit": "insert-method", "class": "A", "code": "def n(self):\n    return 1\n"},
-                {"edit": "drop-statement", "statement": "x = 1", "scope": "A.m"},
-                {"edit": "drop-statement", "statement": "y = 2", "scope": "A.m"})
-    assert after == "class A:\n    def m(self):\n        # kept\n        return x\n\n    def n(self):\n        return 1\n\n\nz = 3\n"
+    after = run(
+        text,
+        {"edit": "insert-method", "class": "A", "code": "def n(self):\n    return 1\n"},
+        {"edit": "drop-statement", "statement": "x = 1", "scope": "A.m"},
+        {"edit": "drop-statement", "statement": "y = 2", "scope": "A.m"},
+    )
+    assert (
+        after
+        == "class A:\n    def m(self):\n        # kept\n        return x\n\n"
+        "    def n(self):\n        return 1\n\n\nz = 3\n"
+    )
     with pytest.raises(AnchorNotFound, match="another n"):
-        run("class A:\n    def n(self):\n        return 5\n", {"edit": "insert-method", "class": "A", "code": "def n(self):\n    return 1\n"})
+        run(
+            "class A:\n    def n(self):\n        return 5\n",
+            {"edit": "insert-method", "class": "A", "code": "def n(self):\n    return 1\n"},
+        )
 
 
 @pytest.mark.parametrize(
     "data",
-    [b"\xef\xbb\xbff(a=1, b=2)\r\n", "# -*- coding: latin-1 -*-\nf(a=1, b='\xe9')\n".encode("latin-1"), b"f(a=1, b=2)",
-     b"f(a=1, b=2)\r\ng()\n", "é = 'ü'; f(a=1, b=2)\n".encode()],
+    [
+        b"\xef\xbb\xbff(a=1, b=2)\r\n",
+        "# -*- coding: latin-1 -*-\nf(a=1, b='\xe9')\n".encode("latin-1"),
+        b"f(a=1, b=2)",
+        b"f(a=1, b=2)\r\ng()\n",
+        "é = 'ü'; f(a=1, b=2)\n".encode(),
+    ],
 )
 def test_bytes_outside_the_anchor_stay(data: bytes) -> None:
     after = edit(data, [{"edit": "drop-keyword", "call": "f", "keyword": "a"}]).data
@@ -219,7 +269,12 @@ def test_what_cannot_be_edited_safely_is_refused_with_the_reason() -> None:
 
 
 def test_an_edit_tells_the_lines_it_wrote() -> None:
-    result = edit(b"f(a=1)\ng()\nh()\n", [{"edit": "insert-before", "statement": "g()", "code": "i()\nj()"},
-                                          {"edit": "add-keyword", "call": "h", "keyword": "k", "value": "1"},
-                                          {"edit": "drop-keyword", "call": "f", "keyword": "zz"}])
+    result = edit(
+        b"f(a=1)\ng()\nh()\n",
+        [
+            {"edit": "insert-before", "statement": "g()", "code": "i()\nj()"},
+            {"edit": "add-keyword", "call": "h", "keyword": "k", "value": "1"},
+            {"edit": "drop-keyword", "call": "f", "keyword": "zz"},
+        ],
+    )
     assert result.changed == [[(2, 3)], [(5, 5)], []]

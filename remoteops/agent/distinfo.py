@@ -49,7 +49,13 @@ def identity(root: str, package: str) -> Optional[Dict[str, Any]]:
         with open(os.path.join(folder, "RECORD"), "rb") as stream:
             digest: Optional[str] = hashlib.sha256(stream.read()).hexdigest()
             status = os.fstat(stream.fileno())
-        return {"name": name, "version": version, "record": digest, "inode": status.st_ino, "mtime_ns": status.st_mtime_ns}
+        return {
+            "name": name,
+            "version": version,
+            "record": digest,
+            "inode": status.st_ino,
+            "mtime_ns": status.st_mtime_ns,
+        }
     except OSError:
         return {"name": name, "version": version, "record": None, "inode": None, "mtime_ns": None}
 

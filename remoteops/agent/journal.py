@@ -3,11 +3,13 @@
     <store>/
       state.json     the committed state; renamed into place, and that rename is the commit
       state.next     the state that a transaction will commit
-      journal.json   exists only while a transaction is on its way: which files, their hashes, the names used beside them
+      journal.json   exists only while a transaction is on its way: which files, their hashes, the names used beside
+      them
       blobs/<sha256> bytes of files, before and after
       lock           held (flock) by the process that works here; says who
 
-Everything that needs space happens before the first file is touched; after that there are only renames and unlinks, so a
+Everything that needs space happens before the first file is touched; after that there are only renames and unlinks,
+so a
 full disk cannot stop an undo. The original's inode is kept beside the file under another name until the commit: undoing
 is a rename, and hardlinked siblings (uv, conda) never see a changed byte.
 """
@@ -18,13 +20,12 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import signal
 import stat
 import time
 import uuid
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional
 
 from remoteops.agent.bytecode import drop_bytecode
 from remoteops.agent.protocol import AgentError
@@ -35,7 +36,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE)
 
 
 class Change(NamedTuple):
-    """One file: absolute path, hash it must have, hash it gets, mtime it gets (ns; None: now), symlink target or None."""
+    """One file: absolute path, hash it must have, hash it gets, mtime it gets (ns; None: now), symlink target or
+    None.
+    """
 
     path: str
     before: str
@@ -79,11 +82,19 @@ class Store:
             with open(path, "rb") as stream:
                 data = stream.read()
         except OSError as error:
-            raise AgentError("PatchError", "a backup is gone: %s" % error, tried="read %s" % path,
-                             hint="reinstall the package, then: fab patch --revert") from error
+            raise AgentError(
+                "PatchError",
+                "a backup is gone: %s" % error,
+                tried="read %s" % path,
+                hint="reinstall the package, then: fab patch --revert",
+            ) from error
         if sha256(data) != digest:
-            raise AgentError("PatchError", "a backup is damaged: %s" % path, tried="read it",
-                             hint="reinstall the package, then: fab patch --revert")
+            raise AgentError(
+                "PatchError",
+                "a backup is damaged: %s" % path,
+                tried="read it",
+                hint="reinstall the package, then: fab patch --revert",
+            )
         return data
 
     def keep(self, data: bytes) -> str:
@@ -92,10 +103,30 @@ class Store:
         path = os.path.join(self.blobs, digest)
         if hash_of(path) != digest:
             os.makedirs(self.blobs, exist_ok=True)
-            _write(path + ".tmp", data)
+            try:
+                _write(path + ".tmp", data)
+            except OSError:
+                _unlink(path + ".tmp")
+                raise
             os.replace(path + ".tmp", path)
             _sync_dir(self.blobs)
         return digest
+
+    def prune(self, wanted: Iterable[str]) -> None:
+        """Drop the blobs that the committed state does not need."""
+        keep = set(wanted)
+        try:
+            names = os.listdir(self.blobs)
+        except OSError:
+            return
+        for name in names:
+            if name not in keep:
+                _unlink(os.path.join(self.blobs, name))
+        if not keep:
+            try:
+                os.rmdir(self.blobs)
+            except OSError:
+                pass
 
     @contextlib.contextmanager
     def locked(self, who: str) -> Iterator[None]:
@@ -107,13 +138,22 @@ class Store:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise AgentError("PatchError", "the state folder cannot be locked: %s" % error, tried="flock in %s" % self.path,
-                                     hint="put state_dir on a file system with locks (inventory.yaml)") from error
+                    raise AgentError(
+                        "PatchError",
+                        "the state folder cannot be locked: %s" % error,
+                        tried="flock in %s" % self.path,
+                        hint="put state_dir on a file system with locks (inventory.yaml)",
+                    ) from error
                 holder = os.read(fd, 4096).decode("utf-8", "replace").strip() or "another process"
-                raise AgentError("PatchLocked", "another operator is patching: %s" % holder, tried="lock %s" % self.path,
-                                 hint="wait until that is done, then ask again") from error
+                raise AgentError(
+                    "PatchLocked",
+                    "another operator is patching: %s" % holder,
+                    tried="lock %s" % self.path,
+                    hint="wait until that is done, then ask again",
+                ) from error
             os.ftruncate(fd, 0)
-            os.write(fd, ("%s, pid %d, since %s" % (who, os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S"))).encode("utf-8"))
+            os.lseek(fd, 0, os.SEEK_SET)
+            _note(fd, ("%s, pid %d, since %s" % (who, os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S"))).encode("utf-8"))
             yield
         finally:
             os.close(fd)
@@ -128,12 +168,22 @@ class Store:
         """
         txn = uuid.uuid4().hex[:12]
         state = dict(state, txn=txn)
-        records = [{"path": c.path, "before": c.before, "after": c.after, "temp": _beside(c.path, txn, "new"),
-                    "kept": _beside(c.path, txn, "old")} for c in changes]
+        records = [
+            {
+                "path": c.path,
+                "before": c.before,
+                "after": c.after,
+                "temp": _beside(c.path, txn, "new"),
+                "kept": _beside(c.path, txn, "old"),
+            }
+            for c in changes
+        ]
         with _undisturbed():
             try:
                 write_json(self.next_path, state)
-                write_json(self.journal_path, {"txn": txn, "operation": operation, "pid": os.getpid(), "changes": records})
+                write_json(
+                    self.journal_path, {"txn": txn, "operation": operation, "pid": os.getpid(), "changes": records}
+                )
                 _sync_dir(self.path)
                 for change, record in zip(changes, records):
                     if change.link is not None:
@@ -144,8 +194,12 @@ class Store:
                     _keep_original(record["path"], record["kept"])
                 for record in records:
                     if hash_of(record["path"]) != record["before"]:
-                        raise AgentError("FileChanged", "%s changed while it was being patched" % record["path"],
-                                         tried=operation, hint="run fab probe, then fab patch again")
+                        raise AgentError(
+                            "FileChanged",
+                            "%s changed while it was being patched" % record["path"],
+                            tried=operation,
+                            hint="run fab probe, then fab patch again",
+                        )
                     os.replace(record["temp"], record["path"])
                     drop_bytecode(record["path"], self.pycache_prefixes)
                 for folder in sorted({os.path.dirname(record["path"]) for record in records}):
@@ -155,7 +209,7 @@ class Store:
             except BaseException as error:
                 self.recover()
                 if isinstance(error, OSError):
-                    raise _refused(error, operation) from error
+                    raise refused(error, operation) from error
                 raise
             self.recover()
 
@@ -189,12 +243,22 @@ class Store:
         drop_bytecode(path, self.pycache_prefixes)
 
 
-def _refused(error: OSError, operation: str) -> AgentError:
-    hints = {errno.ENOSPC: "free some space, then ask again", errno.EDQUOT: "your quota is used up: free some space",
-             errno.EROFS: "the file system is mounted read-only", errno.EACCES: "the user may not write there: name another user or sudo_user in inventory.yaml, or use a venv of your own"}
+def refused(error: OSError, operation: str) -> AgentError:
+    """What the user reads when the system says no; nothing was changed then."""
+    hints = {
+        errno.ENOSPC: "free some space, then ask again",
+        errno.EDQUOT: "your quota is used up: free some space",
+        errno.EROFS: "the file system is mounted read-only",
+        errno.EACCES: "the user may not write there: name another user or sudo_user in inventory.yaml, or take your own venv",
+    }
     hints[errno.EPERM] = hints[errno.EACCES]
-    return AgentError("PatchError", "nothing was changed: %s: %s" % (error.strerror or error, error.filename or ""),
-                      tried=operation, hint=hints.get(error.errno or 0, "look at the file and its folder"), errno=error.errno)
+    return AgentError(
+        "PatchError",
+        "nothing was changed: %s: %s" % (error.strerror or error, error.filename or ""),
+        tried=operation,
+        hint=hints.get(error.errno or 0, "look at the file and its folder"),
+        errno=error.errno,
+    )
 
 
 @contextlib.contextmanager
@@ -213,6 +277,14 @@ def _undisturbed() -> Iterator[None]:
 
 def _beside(path: str, txn: str, what: str) -> str:
     return os.path.join(os.path.dirname(path), ".%s.remoteops-%s.%s" % (os.path.basename(path), txn, what))
+
+
+def _note(fd: int, text: bytes) -> None:
+    """Who holds the lock: a courtesy, for which a full disk is no reason to stop."""
+    try:
+        os.write(fd, text)
+    except OSError:
+        pass
 
 
 def _write(path: str, data: bytes) -> None:
@@ -302,8 +374,3 @@ def _sync_dir(path: str) -> None:
         pass
     finally:
         os.close(fd)
-
-
-def dump(value: Any) -> str:
-    """Canonical JSON, for comparing."""
-    return json.dumps(value, sort_keys=True)

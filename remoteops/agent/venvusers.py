@@ -12,8 +12,14 @@ def users_of(folders: List[str]) -> List[Dict[str, Any]]:
     Each: ``pid``, ``command`` (at most 200 characters), ``why``. Other users' processes show only their command line,
     which still names a venv's interpreter. Empty where there is no /proc.
     """
-    roots = sorted({os.path.join(path, "") for folder in folders if folder
-                    for path in (os.path.abspath(folder), os.path.realpath(folder))})
+    roots = sorted(
+        {
+            os.path.join(path, "")
+            for folder in folders
+            if folder
+            for path in (os.path.abspath(folder), os.path.realpath(folder))
+        }
+    )
     ours = _ancestors()
     found = []
     try:

@@ -37,7 +37,7 @@ def within(source: Source, args: Args) -> Callable[[cst.CSTNode], bool]:
     if scope is None:
         return lambda node: True
     wanted = scope.replace("<locals>.", "").replace("<module>", "")
-    return lambda node: source.scopes[node] == wanted or bool(wanted) and source.scopes[node].startswith(wanted + ".")
+    return lambda node: source.scopes[node] == wanted or (bool(wanted) and source.scopes[node].startswith(wanted + "."))
 
 
 def narrowed(source: Source, args: Args, candidates: Sequence[Node]) -> Sequence[Node]:
@@ -45,8 +45,11 @@ def narrowed(source: Source, args: Args, candidates: Sequence[Node]) -> Sequence
     line, column = args.get("line"), args.get("column")
     if not line:
         return candidates
-    on_line = [node for node in candidates
-               if source.position(source.place(node).start)[0] <= line <= source.position(source.place(node).end)[0]]
+    on_line = [
+        node
+        for node in candidates
+        if source.position(source.place(node).start)[0] <= line <= source.position(source.place(node).end)[0]
+    ]
     if column is not None:
         offset = source.offset(line, column)
         exact = [node for node in on_line if source.place(node).start == offset]
@@ -73,7 +76,9 @@ def one(source: Source, args: Args, candidates: Iterable[Node], what: str) -> No
 
 
 def call(source: Source, args: Args) -> cst.Call:
-    """The call that ``args["call"]`` names: a callee's last name or a dotted tail of it (``Scheduler``, ``core.Scheduler``)."""
+    """The call that ``args["call"]`` names: a callee's last name or a dotted tail of it (``Scheduler``,
+    ``core.Scheduler``).
+    """
     name = args["call"]
     inside = within(source, args)
     found = [node for node in source.nodes() if isinstance(node, cst.Call) and inside(node) and _is_callee(node, name)]
@@ -86,7 +91,8 @@ def _is_callee(node: cst.Call, name: str) -> bool:
 
 
 def bindings(source: Source, args: Args) -> dict[str, cst.CSTNode]:
-    """The values of ``bind``: hole -> code, ``{"target-of": callee}`` (the name that the anchored call's result is assigned
+    """The values of ``bind``: hole -> code, ``{"target-of": callee}`` (the name that the anchored call's result is
+    assigned
     to) or ``{"argument": keyword}`` (what the anchored call passes for it)."""
     found: dict[str, cst.CSTNode] = {}
     for name, what in (args.get("bind") or {}).items():
@@ -96,7 +102,9 @@ def bindings(source: Source, args: Args) -> dict[str, cst.CSTNode]:
             found[name] = _target(source, call(source, {**args, "call": what["target-of"]}))
         else:
             node = call(source, args)
-            value = next((arg.value for arg in node.args if arg.keyword and arg.keyword.value == what["argument"]), None)
+            value = next(
+                (arg.value for arg in node.args if arg.keyword and arg.keyword.value == what["argument"]), None
+            )
             if value is None:
                 raise source.refuse(f"{args['call']}() passes no {what['argument']}=", at=source.place(node).start)
             found[name] = value

@@ -22,8 +22,11 @@ def replace_statement(source: Source, args: Args) -> list[Splice]:
     found = anchors.statements(source, args, args["old"])
     done = _runs(source, args)
     spans = [(source.place(run[0]).start, source.place(run[-1]).end) for run in done]
-    left = [(node, bound) for node, bound in found
-            if not any(start <= source.place(node).start < end for start, end in spans)]
+    left = [
+        (node, bound)
+        for node, bound in found
+        if not any(start <= source.place(node).start < end for start, end in spans)
+    ]
     if done and not left:
         return []
     node, bound = _chosen(source, args, left)
@@ -42,14 +45,18 @@ def insert_after(source: Source, args: Args) -> list[Splice]:
 
 
 def replace_function(source: Source, args: Args) -> list[Splice]:
-    """``function`` (qualified name), ``code`` (the whole new definition), ``expects`` (expressions the old one must hold).
+    """``function`` (qualified name), ``code`` (the whole new definition), ``expects`` (expressions the old one must
+    hold).
 
     Decorators and the comments above it stay.
     """
     name = args["function"]
     scope, _, short = name.rpartition(".")
-    found = [node for node in source.nodes()
-             if isinstance(node, cst.FunctionDef) and node.name.value == short and source.scopes[node] == scope]
+    found = [
+        node
+        for node in source.nodes()
+        if isinstance(node, cst.FunctionDef) and node.name.value == short and source.scopes[node] == scope
+    ]
     node = anchors.one(source, args, found, f"function {name}")
     wanted = patterns.statement(args["code"])
     if not isinstance(wanted, cst.FunctionDef) or wanted.name.value != short:
@@ -85,7 +92,9 @@ def drop_statement(source: Source, args: Args) -> list[Splice]:
     line_start, line_end = source.line_start(start), source.line_end(end)
     rest = source.slice(end, line_end)
     if rest.strip() or source.slice(line_start, start).strip() or line_end == len(source.data):
-        return [Splice(start, end + len(rest) - len(rest.lstrip()) if rest.strip() else end, "" if rest.strip() else "pass")]
+        return [
+            Splice(start, end + len(rest) - len(rest.lstrip()) if rest.strip() else end, "" if rest.strip() else "pass")
+        ]
     newline = 2 if source.data[line_end : line_end + 2] == b"\r\n" else 1
     return [Splice(line_start, line_end + newline, "")]
 
@@ -94,8 +103,11 @@ def insert_method(source: Source, args: Args) -> list[Splice]:
     """``class`` (qualified name), ``code`` (one definition): add the method at the end of the class."""
     name = args["class"]
     scope, _, short = name.rpartition(".")
-    found = [node for node in source.nodes()
-             if isinstance(node, cst.ClassDef) and node.name.value == short and source.scopes[node] == scope]
+    found = [
+        node
+        for node in source.nodes()
+        if isinstance(node, cst.ClassDef) and node.name.value == short and source.scopes[node] == scope
+    ]
     node = anchors.one(source, {}, found, f"class {name}")
     wanted = patterns.statement(args["code"])
     if not isinstance(wanted, cst.FunctionDef):
@@ -119,8 +131,9 @@ def _insert(source: Source, args: Args, *, after: bool) -> list[Splice]:
     pattern = patterns.statement(args["statement"])
     for added in _parsed(args["code"]):
         if patterns.match(pattern, added, {}) is not None:
-            raise UsageError("the inserted code matches its own anchor: it would be inserted again each time",
-                             tried="read a recipe")
+            raise UsageError(
+                "the inserted code matches its own anchor: it would be inserted again each time", tried="read a recipe"
+            )
     done = [node for node, bound in found if _adjacent(source, node, args, bound, after=after)]
     left = [(node, bound) for node, bound in found if node not in done]
     if done and (not left or _begins_at(source, args, done, args["code"], after=after)):
@@ -136,7 +149,9 @@ def _insert(source: Source, args: Args, *, after: bool) -> list[Splice]:
 
 
 def _begins_at(source: Source, args: Args, done: Sequence[cst.CSTNode], code: str, *, after: bool) -> bool:
-    """Whether the anchor's position is that of a node which has its insertion already (it moved down when that was done)."""
+    """Whether the anchor's position is that of a node which has its insertion already (it moved down when that was
+    done).
+    """
     if not args.get("line"):
         return False
     shift = 0 if after else len(textwrap.dedent(code).strip("\n").splitlines())
@@ -154,7 +169,8 @@ def _adjacent(source: Source, node: cst.CSTNode, args: Args, bound: Bound, *, af
     at = body.index(node)
     run = body[at + 1 : at + 1 + len(wanted)] if after else body[max(0, at - len(wanted)) : at]
     return len(run) == len(wanted) and all(
-        patterns.match(a, b, bound) is not None for a, b in zip(wanted, run, strict=True))
+        patterns.match(a, b, bound) is not None for a, b in zip(wanted, run, strict=True)
+    )
 
 
 def _runs(source: Source, args: Args) -> list[list[cst.CSTNode]]:

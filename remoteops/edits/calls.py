@@ -34,9 +34,13 @@ def add_keyword(source: Source, args: Args) -> list[Splice]:
     if found is not None:
         if patterns.same(wanted, found.value):
             return []
-        raise source.refuse(f"{args['call']}() already has {keyword}={source.code(found.value)}", at=source.place(node).start)
+        raise source.refuse(
+            f"{args['call']}() already has {keyword}={source.code(found.value)}", at=source.place(node).start
+        )
     if any(arg.star == "**" for arg in node.args):
-        raise source.refuse(f"{args['call']}() takes a ** mapping that may already carry {keyword}", at=source.place(node).start)
+        raise source.refuse(
+            f"{args['call']}() takes a ** mapping that may already carry {keyword}", at=source.place(node).start
+        )
     if len(node.args) == 1 and isinstance(node.args[0].value, cst.GeneratorExp) and not node.args[0].value.lpar:
         raise source.refuse(f"{args['call']}() takes a bare generator", at=source.place(node).start)
     return _append(source, node, f"{keyword}={value}")
@@ -51,7 +55,9 @@ def rename_keyword(source: Source, args: Args) -> list[Splice]:
             return []
         raise source.refuse(f"{args['call']}() has no keyword {args['keyword']}", at=source.place(node).start)
     if there is not None:
-        raise source.refuse(f"{args['call']}() has both {args['keyword']} and {args['to']}", at=source.place(node).start)
+        raise source.refuse(
+            f"{args['call']}() has both {args['keyword']} and {args['to']}", at=source.place(node).start
+        )
     assert found.keyword is not None
     place = source.place(found.keyword)
     return [Splice(place.start, place.end, args["to"])]

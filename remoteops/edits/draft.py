@@ -42,7 +42,8 @@ KINDS: dict[str, Callable[[Source, Request], list[Splice]]] = {
 
 
 class Edited(NamedTuple):
-    """``data``: the file's new bytes. ``changed``: for each edit, the 1-based line spans (first, last) in the new text that
+    """``data``: the file's new bytes. ``changed``: for each edit, the 1-based line spans (first, last) in the new
+    text that
     it wrote; empty for an edit that was done already."""
 
     data: bytes
@@ -76,10 +77,14 @@ class Draft:
         return twin
 
     def apply(self, request: Request) -> bool:
-        """One more edit; whether it changes anything. Raises AnchorNotFound, PatchError or UsageError, and is unchanged then."""
+        """One more edit; whether it changes anything. Raises AnchorNotFound, PatchError or UsageError, and is
+        unchanged then.
+        """
         kind = request.get("edit")
         if kind not in KINDS:
-            raise UsageError(f"there is no edit {kind!r}", tried="plan a patch", hint="known edits: " + ", ".join(KINDS))
+            raise UsageError(
+                f"there is no edit {kind!r}", tried="plan a patch", hint="known edits: " + ", ".join(KINDS)
+            )
         try:
             splices = self._work_out(KINDS[kind], request)
         except KeyError as error:
@@ -93,8 +98,10 @@ class Draft:
         """The planned bytes. Raises PatchError when they do not parse (nothing that does not parse ever leaves)."""
         self._flush()
         position = self._source.position
-        changed = [[(position(start)[0], position(max(start, end - 1))[0]) for start, end in sorted(spans)]
-                   for spans in self._written]
+        changed = [
+            [(position(start)[0], position(max(start, end - 1))[0]) for start, end in sorted(spans)]
+            for spans in self._written
+        ]
         return Edited(encode(self._source.text, self._encoded, self.name), changed)
 
     def _work_out(self, function: Callable[[Source, Request], list[Splice]], request: Request) -> list[Splice]:
@@ -111,8 +118,11 @@ class Draft:
 
     def _touches(self, splices: Sequence[Splice]) -> bool:
         taken = [self._extent(pending.splice) for pending in self._pending]
-        return any(start <= other_end and other_start <= end
-                   for start, end in map(self._extent, splices) for other_start, other_end in taken)
+        return any(
+            start <= other_end and other_start <= end
+            for start, end in map(self._extent, splices)
+            for other_start, other_end in taken
+        )
 
     def _extent(self, splice: Splice) -> Span:
         """The statement around a splice, with its lines; what another edit may have looked at."""
@@ -140,8 +150,11 @@ class Draft:
         try:
             source = Source(text.decode("utf-8"), self.name)
         except PatchError as error:
-            raise PatchError(f"an edit would leave a file that does not parse: {error.message}", tried="plan a patch",
-                             hint="this is a defect of the recipe or of remoteops; nothing was written") from error
+            raise PatchError(
+                f"an edit would leave a file that does not parse: {error.message}",
+                tried="plan a patch",
+                hint="this is a defect of the recipe or of remoteops; nothing was written",
+            ) from error
         self._source, self._moves, self._pending = source, tuple(moves), ()
         self._written = tuple(tuple(spans) for spans in written)
 
@@ -167,5 +180,7 @@ class Draft:
 
 def _shift(span: Span, splice: Splice, grown: int) -> Span:
     start, end = span
-    return (start + grown if splice.end <= start else start,
-            end + grown if splice.end <= end and splice.start < end else end)
+    return (
+        start + grown if splice.end <= start else start,
+        end + grown if splice.end <= end and splice.start < end else end,
+    )

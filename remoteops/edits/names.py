@@ -18,8 +18,14 @@ def rename_attribute(source: Source, args: Args) -> list[Splice]:
     inside = anchors.within(source, args)
 
     def named(name: str) -> list[cst.Attribute]:
-        return [node for node in source.nodes() if isinstance(node, cst.Attribute) and node.attr.value == name
-                and inside(node) and (receiver is None or anchors.dotted(node.value) == receiver)]
+        return [
+            node
+            for node in source.nodes()
+            if isinstance(node, cst.Attribute)
+            and node.attr.value == name
+            and inside(node)
+            and (receiver is None or anchors.dotted(node.value) == receiver)
+        ]
 
     found, there = named(old), named(new)
     if _at(source, args, there) or (not found and there):
@@ -49,8 +55,11 @@ def replace_expression(source: Source, args: Args) -> list[Splice]:
         if bound is not None and node not in done:
             found[node] = bound
     covered = [source.place(node) for node in done]
-    left = {node: bound for node, bound in found.items()
-            if not any(place.start <= source.place(node).start and source.place(node).end <= place.end for place in covered)}
+    left = {
+        node: bound
+        for node, bound in found.items()
+        if not any(place.start <= source.place(node).start and source.place(node).end <= place.end for place in covered)
+    }
     if (_at(source, args, done) or done) and not left:
         return []
     if args.get("all") and left:
@@ -59,8 +68,10 @@ def replace_expression(source: Source, args: Args) -> list[Splice]:
         if _at(source, args, done) and not _at(source, args, list(left)):
             return []
         chosen = [anchors.one(source, args, list(left), f"expression {args['old']}")]
-    return [Splice(*source.place(node), patterns.fill(args["new"], {n: source.code(v) for n, v in left[node].items()}))
-            for node in chosen]
+    return [
+        Splice(*source.place(node), patterns.fill(args["new"], {n: source.code(v) for n, v in left[node].items()}))
+        for node in chosen
+    ]
 
 
 def _at(source: Source, args: Args, nodes: list[cst.CSTNode] | list[cst.Attribute]) -> bool:
@@ -118,7 +129,13 @@ def _move(source: Source, statement: cst.ImportFrom, alias: cst.ImportAlias, tar
     end = source.line_end(source.place(statement).end)
     added = _extend(source, line, target, imported)
     if not added:
-        added = [Splice(end, end, f"{source.newline}{source.indent(source.place(statement).start)}from {target} import {imported}")]
+        added = [
+            Splice(
+                end,
+                end,
+                f"{source.newline}{source.indent(source.place(statement).start)}from {target} import {imported}",
+            )
+        ]
     return [*remove_item(source, names, alias), *added]
 
 
@@ -130,8 +147,14 @@ def _extend(source: Source, line: cst.SimpleStatementLine, target: str, imported
     if not isinstance(following, cst.SimpleStatementLine) or len(following.body) != 1:
         return []
     found = following.body[0]
-    if (isinstance(found, cst.ImportFrom) and found.module is not None and not found.relative
-            and anchors.dotted(found.module) == target and not isinstance(found.names, cst.ImportStar) and found.lpar is None):
+    if (
+        isinstance(found, cst.ImportFrom)
+        and found.module is not None
+        and not found.relative
+        and anchors.dotted(found.module) == target
+        and not isinstance(found.names, cst.ImportStar)
+        and found.lpar is None
+    ):
         end = source.place(list(found.names)[-1]).end
         return [Splice(end, end, f", {imported}")]
     return []
@@ -140,6 +163,9 @@ def _extend(source: Source, line: cst.SimpleStatementLine, target: str, imported
 def _rename_module(source: Source, args: Args, alias: cst.ImportAlias) -> list[Splice]:
     splices = [Splice(*source.place(alias.name), args["to"])]
     if alias.asname is None:
-        splices += [Splice(*source.place(node), args["to"]) for node in source.nodes()
-                    if isinstance(node, cst.Attribute) and anchors.dotted(node) == args["name"] and node is not alias.name]
+        splices += [
+            Splice(*source.place(node), args["to"])
+            for node in source.nodes()
+            if isinstance(node, cst.Attribute) and anchors.dotted(node) == args["name"] and node is not alias.name
+        ]
     return splices

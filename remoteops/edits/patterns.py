@@ -18,8 +18,23 @@ __all__ = ["expression", "fill", "holes", "match", "python", "same", "statement"
 
 _HOLE = re.compile(r"\$([a-z][a-z0-9_]*)")
 _PREFIX = "__hole_"
-_IGNORED = frozenset({"lpar", "rpar", "comma", "semicolon", "equal", "lbracket", "rbracket", "leading_lines", "header",
-                      "footer", "lines_after_decorators", "trailing_whitespace", "leading_lines_after_decorators"})
+_IGNORED = frozenset(
+    {
+        "lpar",
+        "rpar",
+        "comma",
+        "semicolon",
+        "equal",
+        "lbracket",
+        "rbracket",
+        "leading_lines",
+        "header",
+        "footer",
+        "lines_after_decorators",
+        "trailing_whitespace",
+        "leading_lines_after_decorators",
+    }
+)
 
 
 def python(text: str) -> str:
@@ -91,16 +106,23 @@ def _any_block(pattern: cst.CSTNode) -> bool:
     if not isinstance(pattern, cst.IndentedBlock) or len(pattern.body) != 1:
         return False
     line = pattern.body[0]
-    return (isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1 and isinstance(line.body[0], cst.Expr)
-            and isinstance(line.body[0].value, cst.Ellipsis))
+    return (
+        isinstance(line, cst.SimpleStatementLine)
+        and len(line.body) == 1
+        and isinstance(line.body[0], cst.Expr)
+        and isinstance(line.body[0].value, cst.Ellipsis)
+    )
 
 
 def _match_value(ours: object, theirs: object, bound: dict[str, cst.CSTNode]) -> bool:
     if isinstance(ours, cst.CSTNode):
         return isinstance(theirs, cst.CSTNode) and _match(ours, theirs, bound)
     if isinstance(ours, list | tuple):
-        return (isinstance(theirs, list | tuple) and len(ours) == len(theirs)
-                and all(_match_value(a, b, bound) for a, b in zip(ours, theirs, strict=True)))
+        return (
+            isinstance(theirs, list | tuple)
+            and len(ours) == len(theirs)
+            and all(_match_value(a, b, bound) for a, b in zip(ours, theirs, strict=True))
+        )
     if isinstance(ours, cst.MaybeSentinel) or isinstance(theirs, cst.MaybeSentinel):
         return True
     return ours == theirs

@@ -47,7 +47,9 @@ class Encoded:
 
 
 def decode(data: bytes, name: str) -> Encoded:
-    """The text of a Python file. Line ends stay as they are. Raises PatchError when the bytes are not in its encoding."""
+    """The text of a Python file. Line ends stay as they are. Raises PatchError when the bytes are not in its
+    encoding.
+    """
     bom = data.startswith(codecs.BOM_UTF8)
     body = data[len(codecs.BOM_UTF8) :] if bom else data
     try:
@@ -56,8 +58,11 @@ def decode(data: bytes, name: str) -> Encoded:
         if text.encode(encoding) != body:
             raise ValueError(f"{encoding} does not give the same bytes back")
     except (SyntaxError, ValueError, LookupError) as error:
-        raise PatchError(f"{name}: the file cannot be decoded: {error}", tried="edit the file",
-                         hint="edit it by hand, or reinstall the package") from error
+        raise PatchError(
+            f"{name}: the file cannot be decoded: {error}",
+            tried="edit the file",
+            hint="edit it by hand, or reinstall the package",
+        ) from error
     return Encoded(text, encoding, bom)
 
 
@@ -66,8 +71,11 @@ def encode(text: str, like: Encoded, name: str) -> bytes:
     try:
         body = text.encode(like.encoding)
     except UnicodeEncodeError as error:
-        raise PatchError(f"{name}: the edit needs a character that {like.encoding} lacks: {error}",
-                         tried="encode the edited file", hint="use ASCII in the recipe") from error
+        raise PatchError(
+            f"{name}: the edit needs a character that {like.encoding} lacks: {error}",
+            tried="encode the edited file",
+            hint="use ASCII in the recipe",
+        ) from error
     return (codecs.BOM_UTF8 if like.bom else b"") + body
 
 
@@ -85,11 +93,15 @@ class Source:
         try:
             self.module = cst.parse_module(text)
         except cst.ParserSyntaxError as error:
-            raise PatchError(f"{name}:{error.raw_line}: the file does not parse: {error.message}", tried="parse the file",
-                             hint="repair it or reinstall the package") from error
+            raise PatchError(
+                f"{name}:{error.raw_line}: the file does not parse: {error.message}",
+                tried="parse the file",
+                hint="repair it or reinstall the package",
+            ) from error
         if self.module.code != text:
-            raise PatchError(f"{name}: the parser does not give the same text back", tried="parse the file",
-                             hint="edit it by hand")
+            raise PatchError(
+                f"{name}: the parser does not give the same text back", tried="parse the file", hint="edit it by hand"
+            )
 
     @cached_property
     def _wrapper(self) -> MetadataWrapper:
@@ -183,6 +195,10 @@ class Source:
     def refuse(self, message: str, *, at: int | None = None, hint: str = "") -> AnchorNotFound:
         """The error of an edit that would have to guess."""
         where = f"{self.name}:{self.position(at)[0]}" if at is not None and at >= 0 else self.name
-        return AnchorNotFound(f"{where}: {message}", tried="place an edit",
-                              hint=hint or "the file differs from what the recipe expects: look at it, then patch by hand",
-                              file=self.name, line=self.position(at)[0] if at is not None and at >= 0 else None)
+        return AnchorNotFound(
+            f"{where}: {message}",
+            tried="place an edit",
+            hint=hint or "the file differs from what the recipe expects: look at it, then patch by hand",
+            file=self.name,
+            line=self.position(at)[0] if at is not None and at >= 0 else None,
+        )
