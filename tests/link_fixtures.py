@@ -57,7 +57,12 @@ class Relay:
     """
 
     def __init__(
-        self, port: int, *, address: str = "127.0.0.1", stall_after: int | None = None, cut_after_sent: int | None = None
+        self,
+        port: int,
+        *,
+        address: str = "127.0.0.1",
+        stall_after: int | None = None,
+        cut_after_sent: int | None = None,
     ) -> None:
         self._target = (address, port)
         self._stall_after = stall_after

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import sshd
-from link_fixtures import nothing_left, server, write_config  # noqa: F401 - fixtures
+from link_fixtures import write_config
 
 from remoteops.errors import AuthFailed, LinkTimeout
 from remoteops.ssh import auth
@@ -99,7 +99,9 @@ def test_an_unusable_key_file_is_named_with_the_reason(server, tmp_path, make, w
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "extra"), [("ed25519", ()), ("rsa", ("-b", "2048")), ("ecdsa", ()), ("rsa", ("-b", "2048", "-m", "PEM"))])
+@pytest.mark.parametrize(
+    ("kind", "extra"), [("ed25519", ()), ("rsa", ("-b", "2048")), ("ecdsa", ()), ("rsa", ("-b", "2048", "-m", "PEM"))]
+)
 def test_every_kind_of_key_logs_in(tmp_path, kind, extra):
     key = sshd.keygen(tmp_path / "key", kind, "", *extra)
     (tmp_path / "s").mkdir()
@@ -115,7 +117,10 @@ def test_a_passphrase_is_asked_once_for_many_connections(tmp_path, asked):
     asked.answer = "open sesame"
     with sshd.running(tmp_path / "s") as own:
         results: list[bool] = []
-        threads = [threading.Thread(target=lambda: results.append(works(own.host(identity_files=(str(key),))))) for _ in range(8)]
+        threads = [
+            threading.Thread(target=lambda: results.append(works(own.host(identity_files=(str(key),)))))
+            for _ in range(8)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -149,7 +154,9 @@ def test_the_agent_logs_in(server, tmp_path, monkeypatch):
         monkeypatch.setenv("SSH_AUTH_SOCK", path)
         assert works(server.host(identity_files=()))
         monkeypatch.delenv("SSH_AUTH_SOCK")
-        assert works(server.host(identity_files=(), ssh_config=write_config(tmp_path, f"Host *\n IdentityAgent {path}\n")))
+        assert works(
+            server.host(identity_files=(), ssh_config=write_config(tmp_path, f"Host *\n IdentityAgent {path}\n"))
+        )
 
 
 def test_identities_only_keeps_the_agents_other_keys_back(server, tmp_path, monkeypatch):
@@ -221,7 +228,11 @@ def test_an_agent_that_goes_away_while_it_signs_is_bounded(server, tmp_path, mon
 def test_a_user_certificate_logs_in(tmp_path):
     authority, key = sshd.keygen(tmp_path / "ca"), sshd.keygen(tmp_path / "key")
     user = sshd.getpass.getuser()
-    subprocess.run(["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", user, f"{key}.pub"], check=True, capture_output=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", user, f"{key}.pub"],
+        check=True,
+        capture_output=True,
+    )
     options = [f"TrustedUserCAKeys {authority}.pub"]
     with sshd.running(tmp_path / "s", options=options) as own:
         assert works(own.host(identity_files=(str(key),)))
@@ -229,7 +240,11 @@ def test_a_user_certificate_logs_in(tmp_path):
         shutil.move(f"{key}-cert.pub", moved)
         with pytest.raises(AuthFailed):
             connect(own.host(identity_files=(str(key),)))
-        assert works(own.host(identity_files=(str(key),), ssh_config=write_config(tmp_path, f"Host *\n CertificateFile {moved}\n")))
+        assert works(
+            own.host(
+                identity_files=(str(key),), ssh_config=write_config(tmp_path, f"Host *\n CertificateFile {moved}\n")
+            )
+        )
 
 
 def test_keys_of_ssh_config_and_default_names_are_found(server, tmp_path):
@@ -254,7 +269,11 @@ def test_passwords_are_asked_for_only_where_the_inventory_allows_it(tmp_path, as
 
 def test_an_sshd_that_hangs_in_authentication_is_bounded(tmp_path):
     sleep = os.path.realpath(shutil.which("sleep") or "/bin/sleep")
-    options = [f"AuthorizedKeysCommand {sleep} 6", f"AuthorizedKeysCommandUser {sshd.getpass.getuser()}", "AuthorizedKeysFile none"]
+    options = [
+        f"AuthorizedKeysCommand {sleep} 6",
+        f"AuthorizedKeysCommandUser {sshd.getpass.getuser()}",
+        "AuthorizedKeysFile none",
+    ]
     with sshd.running(tmp_path / "s", options=options) as own:
         with pytest.raises(LinkTimeout, match="did not finish authentication"):
             connect(own.host(timeouts={"auth": 1}))

@@ -15,7 +15,6 @@ import pytest
 import sshd
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from link_fixtures import nothing_left, server  # noqa: F401 - fixtures
 
 from remoteops.errors import CommandFailed, LinkTimeout, SessionRefused, UsageError
 from remoteops.inventory import Host
@@ -40,22 +39,50 @@ def link(request) -> BaseLink:
     return request.getfixturevalue(request.param)
 
 
-PRINT = [sys.executable, "-c", "import os, sys; os.write(1, '\\0'.join(sys.argv[1:]).encode('utf-8', 'surrogateescape'))"]
-NASTY = ["a b", "'", '"', "\\", "\\\\n", "$HOME", "`id`", "$(id)", "; touch x", "*", "", "-n", "!x", "a\nb\n", "é€", "\x1e", "#", "~", "{a,b}"]
+PRINT = [
+    sys.executable,
+    "-c",
+    "import os, sys; os.write(1, '\\0'.join(sys.argv[1:]).encode('utf-8', 'surrogateescape'))",
+]
+NASTY = [
+    "a b",
+    "'",
+    '"',
+    "\\",
+    "\\\\n",
+    "$HOME",
+    "`id`",
+    "$(id)",
+    "; touch x",
+    "*",
+    "",
+    "-n",
+    "!x",
+    "a\nb\n",
+    "é€",
+    "\x1e",
+    "#",
+    "~",
+    "{a,b}",
+]
 
 
 def test_every_word_arrives_as_it_is(link):
     assert link.exec([*PRINT, *NASTY]).stdout.decode().split("\0") == NASTY
 
 
-words = st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=20), max_size=4)
+words = st.lists(
+    st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=20), max_size=4
+)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words)
 def test_any_words_survive_the_shells_on_the_way(tmp_path_factory, words):
     line = command_line([*PRINT, *words], {}, "marker")
-    done = subprocess.run(["sh", "-c", 'IFS= read -r l && eval "$l"'], input=line.encode(), capture_output=True, check=True)
+    done = subprocess.run(
+        ["sh", "-c", 'IFS= read -r l && eval "$l"'], input=line.encode(), capture_output=True, check=True
+    )
     assert done.stdout.split(b"marker\n", 1)[1].decode() == "\0".join(words)
 
 
@@ -159,14 +186,16 @@ def test_a_child_that_holds_the_streams_does_not_hold_the_caller(link):
     os.kill(pid, 9)
 
 
-def test_a_timeout_is_a_typed_error(link, nothing_left):  # noqa: F811
+def test_a_timeout_is_a_typed_error(link, nothing_left):
     with pytest.raises(LinkTimeout, match="did not end within 0.5 s"):
         link.exec(["sleep", "20"], timeout=0.5)
 
 
 def test_one_link_serves_many_threads(remote):
     results: list[bytes] = []
-    threads = [threading.Thread(target=lambda n=n: results.append(remote.exec(["echo", str(n)]).stdout)) for n in range(12)]
+    threads = [
+        threading.Thread(target=lambda n=n: results.append(remote.exec(["echo", str(n)]).stdout)) for n in range(12)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -174,10 +203,15 @@ def test_one_link_serves_many_threads(remote):
     assert sorted(map(int, results)) == list(range(12))
 
 
-def test_one_session_at_a_time_is_enough(tmp_path, nothing_left):  # noqa: F811
-    with sshd.running(tmp_path / "s", options=["MaxSessions 1"]) as one, connect(one.host(timeouts={"channel": 5})) as link:
+def test_one_session_at_a_time_is_enough(tmp_path, nothing_left):
+    with (
+        sshd.running(tmp_path / "s", options=["MaxSessions 1"]) as one,
+        connect(one.host(timeouts={"channel": 5})) as link,
+    ):
         results: list[int | None] = []
-        threads = [threading.Thread(target=lambda: results.append(link.exec(["sleep", "0.1"]).exit_status)) for _ in range(4)]
+        threads = [
+            threading.Thread(target=lambda: results.append(link.exec(["sleep", "0.1"]).exit_status)) for _ in range(4)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -189,7 +223,7 @@ def test_one_session_at_a_time_is_enough(tmp_path, nothing_left):  # noqa: F811
         holder.close()
 
 
-def test_no_sessions_at_all_is_named(tmp_path, nothing_left):  # noqa: F811
+def test_no_sessions_at_all_is_named(tmp_path, nothing_left):
     with (
         sshd.running(tmp_path / "s", options=["MaxSessions 0"]) as none,
         connect(none.host(timeouts={"channel": 1})) as link,
@@ -210,7 +244,7 @@ def shell_user_script(tmp_path: Path, body: str) -> str:
     "body",
     [
         "echo 'Welcome to gpu8'; printf 'motd without newline'; echo noise >&2; exec sh -c \"$SSH_ORIGINAL_COMMAND\"",
-        "head -c 100000 /dev/zero; exec sh -c \"$SSH_ORIGINAL_COMMAND\"",
+        'head -c 100000 /dev/zero; exec sh -c "$SSH_ORIGINAL_COMMAND"',
         'exec dash -c "$SSH_ORIGINAL_COMMAND"',
         'exec bash --restricted -c "$SSH_ORIGINAL_COMMAND"',
         'cd /; unset HOME LANG; exec env -i PATH=/usr/bin:/bin sh -c "$SSH_ORIGINAL_COMMAND"',
@@ -277,14 +311,19 @@ def test_a_command_for_another_user_goes_through_sudo_without_a_question(tmp_pat
     folder = tmp_path / "bin"
     folder.mkdir()
     sudo = folder / "sudo"
-    sudo.write_text(f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path}/called\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')
+    sudo.write_text(
+        f'#!/bin/sh\nprintf "%s " "$@" > {tmp_path}/called\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n'
+    )
     sudo.chmod(0o755)
     with sshd.running(tmp_path / "s", environment={"PATH": f"{folder}:/usr/bin:/bin"}) as odd:
         with connect(odd.host(sudo_user="venvowner")) as link:
             assert link.exec([*PRINT, *NASTY]).stdout.decode().split("\0") == NASTY
             assert (tmp_path / "called").read_text().startswith("-n -H -u venvowner -- sh")
         sudo.write_text("#!/bin/sh\necho 'Hast du heute schon nachgedacht?' >&2; exit 1\n")
-        with connect(odd.host(sudo_user="venvowner")) as link, pytest.raises(CommandFailed, match="sudo ended") as caught:
+        with (
+            connect(odd.host(sudo_user="venvowner")) as link,
+            pytest.raises(CommandFailed, match="sudo ended") as caught,
+        ):
             link.exec(["true"])
         assert "NOPASSWD" in str(caught.value)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 import sshd
-from link_fixtures import nothing_left, server, write_config  # noqa: F401 - fixtures
+from link_fixtures import write_config
 
 import remoteops
 from remoteops.errors import HostKeyChanged, HostKeyRevoked, HostKeyUnknown, Unreachable
@@ -41,7 +40,9 @@ def test_an_unknown_key_is_refused_with_the_command_that_accepts_it(server, tmp_
     with pytest.raises(HostKeyUnknown) as caught:
         connect(server.host(known_hosts=files))
     text = str(caught.value)
-    fingerprint = subprocess.run(["ssh-keygen", "-lf", f"{server.host_key}.pub"], capture_output=True, text=True).stdout.split()[1]
+    fingerprint = subprocess.run(
+        ["ssh-keygen", "-lf", f"{server.host_key}.pub"], capture_output=True, text=True
+    ).stdout.split()[1]
     assert fingerprint in text and "printf" in text and files[0] in text
     subprocess.run(["sh", "-c", caught.value.data["command"]], check=True)
     assert works(server.host(known_hosts=files))
@@ -108,9 +109,15 @@ def test_revoked_host_keys_of_ssh_config_count(server, tmp_path):
 def test_wildcards_negations_and_hashes_in_a_file_with_markers(server, tmp_path):
     line = public(server.host_key)
     authority = public(sshd.keygen(tmp_path / "ca"))
-    assert works(server.host(known_hosts=known(tmp_path, f"@cert-authority *.org {authority}", f"[127.0.0.?]:{server.port} {line}")))
+    assert works(
+        server.host(
+            known_hosts=known(tmp_path, f"@cert-authority *.org {authority}", f"[127.0.0.?]:{server.port} {line}")
+        )
+    )
     with pytest.raises(HostKeyUnknown):
-        connect(server.host(known_hosts=known(tmp_path, f"[127.0.0.*]:{server.port},![127.0.0.1]:{server.port} {line}")))
+        connect(
+            server.host(known_hosts=known(tmp_path, f"[127.0.0.*]:{server.port},![127.0.0.1]:{server.port} {line}"))
+        )
     files = known(tmp_path, f"[127.0.0.1]:{server.port} {line}")
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", files[0]], check=True, capture_output=True)
     assert works(server.host(known_hosts=files))
@@ -212,7 +219,14 @@ def test_every_way_to_a_host_checks_its_key(server, tmp_path, way):
             else:
                 connect(host)
         # And the same way works when the key is right, so that it was the key that stopped it.
-        assert works(server.host(**{**fields, "known_hosts": (*known(tmp_path, bastion.known_hosts.read_text().strip()), str(server.known_hosts))}))
+        assert works(
+            server.host(
+                **{
+                    **fields,
+                    "known_hosts": (*known(tmp_path, bastion.known_hosts.read_text().strip()), str(server.known_hosts)),
+                }
+            )
+        )
 
 
 RELAY = """

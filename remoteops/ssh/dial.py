@@ -17,6 +17,8 @@ from remoteops.ssh.auth import authenticate
 from remoteops.ssh.route import Hop, Route
 from remoteops.ssh.wire import LinkTransport, Wire
 
+_BUSY = ("Exceeded MaxStartups", "Not allowed at this time")  # what newer sshds say before they close
+
 
 class Dialled:
     """An open route: ``transport`` to the host itself, and all that must be closed with it."""
@@ -244,13 +246,20 @@ def _handshake(sock: Any, hop: Hop, route: Route, proxy: ProxyProcess | None) ->
                 tried=proxy.command,
                 hint="run it by hand; ProxyCommand in ssh_config",
             ) from None
+        said_first = wire.head.split(b"\n")[0].strip().decode("utf-8", "replace")[:100]
+        if not banner and said_first and not said_first.startswith(_BUSY):
+            raise Unreachable(
+                f"{target} does not speak SSH; it says {said_first!r}",
+                host=host,
+                tried=f"connect to {target}",
+                hint="is the port right?",
+            ) from None
         if late and not banner:
             raise LinkTimeout(
                 f"{target} accepts connections and sends no SSH banner within {hop.timeouts.banner:g} s",
                 host=host,
                 tried=f"connect to {target}",
                 hint="sshd may be frozen or overloaded, or another service listens there",
-                received=wire.received,
             ) from None
         if late:
             raise LinkTimeout(
@@ -260,11 +269,9 @@ def _handshake(sock: Any, hop: Hop, route: Route, proxy: ProxyProcess | None) ->
                 hint="sshd may be frozen; a broken path MTU looks the same (large packets are lost)",
             ) from None
         if not banner:
-            # The way in which an sshd past MaxStartups says no: it is worth another try (see fleet and transport).
+            # The way in which an sshd past MaxStartups says no: it is worth another try (see transport.connect).
             raise Unreachable(
-                f"{target} closed the connection before its banner"
-                if "banner" in text or isinstance(error, EOFError)
-                else f"{target} does not speak SSH: {text}",
+                f"{target} closed the connection before its banner",
                 host=host,
                 tried=f"connect to {target}",
                 hint="sshd may have too many logins under way (MaxStartups), or ban this address",
@@ -282,7 +289,7 @@ def _handshake(sock: Any, hop: Hop, route: Route, proxy: ProxyProcess | None) ->
             host=host,
             tried=f"talked to {banner}",
             hint="look at sshd's log on the host",
-            early=True,
+            early=isinstance(error, EOFError | ConnectionResetError),
         ) from None
 
 

@@ -29,7 +29,7 @@ class Wire:
     def __init__(self, sock: Any) -> None:
         self._sock = sock
         self.heard = time.monotonic()
-        self.received = 0
+        self.head = b""  # the first bytes that came: what a server says that is no sshd
 
     @property
     def _closed(self) -> bool:
@@ -39,7 +39,8 @@ class Wire:
     def recv(self, size: int) -> bytes:
         data: bytes = self._sock.recv(size)
         self.heard = time.monotonic()
-        self.received += len(data)
+        if len(self.head) < 256:
+            self.head += data[: 256 - len(self.head)]
         return data
 
     def send(self, data: bytes) -> int:
