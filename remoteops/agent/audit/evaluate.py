@@ -195,6 +195,10 @@ class Evaluator(Calls):
             self._scopes[module.name] = Scope(self, module)
         return self._scopes[module.name]
 
+    def forget_scopes(self) -> None:
+        """Drops what was worked out about module-level names."""
+        self._scopes = {}
+
     def lazy_scope(
         self, function: FunctionInfo, receiver: Optional[Value] = None, arguments: Optional[Dict[str, Value]] = None
     ) -> Scope:

@@ -158,6 +158,10 @@ class Index:
                 module.bindings.setdefault(name, bindings)
         return module
 
+    def infos(self) -> List[Union[ClassInfo, FunctionInfo]]:
+        """Every class and function that was looked at so far."""
+        return list(self._infos.values())
+
     # -- definitions -------------------------------------------------------------------------------------------------
 
     def class_info(

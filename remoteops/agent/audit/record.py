@@ -1,0 +1,412 @@
+"""Records sites during the walk and judges each: does the name exist, does the call fit."""
+from __future__ import annotations
+
+import ast
+from typing import Any, Dict, List, Optional, Tuple
+
+from remoteops.agent.audit import sites as S
+from remoteops.agent.audit.attributes import Hit
+from remoteops.agent.audit.calls import Callee
+from remoteops.agent.audit.flow import Flow, FlowScope
+from remoteops.agent.audit.index import ClassInfo, FunctionInfo, Index
+from remoteops.agent.audit.modules import Module
+from remoteops.agent.audit.signatures import Outcome, bind, unparse
+from remoteops.agent.audit.sites import Problem, Site
+from remoteops.agent.audit.values import (
+    UNKNOWN,
+    BoundMethod,
+    ClassValue,
+    External,
+    ExternalInstance,
+    FunctionValue,
+    Instance,
+    LambdaValue,
+    ModuleValue,
+    PartialValue,
+    SuperValue,
+    Unknown,
+    Value,
+    options,
+)
+
+ORDER = {S.DEAD: 0, S.OK: 1, S.GUARDED: 2, S.UNRESOLVED: 3, S.RISK: 4, S.BREAK: 5}
+BROAD = {"Exception", "BaseException"}
+
+
+class Store:
+    """A function put in the place of a provider's attribute (``base.forward = …``), or a binding whose receiver is not known."""
+
+    def __init__(self, node: ast.Attribute, base: Value, value: Value, scope: FlowScope, site: Optional[Site]) -> None:
+        self.node = node
+        self.base = base
+        self.value = value
+        self.module = scope.module
+        self.scope = scope
+        self.site = site
+
+
+class Recorder(Flow):
+    """The walk with its record. ``sites`` is keyed by place, so that a site met twice (two passes, a loop) counts once."""
+
+    def __init__(self, index: Index, provider: str) -> None:
+        super().__init__(index, provider)
+        self.sites: Dict[Tuple[str, int, int, str, str], Site] = {}
+        self.reached: Dict[int, str] = {}
+        self.stores: List[Store] = []
+        self.classes_met: Dict[int, ClassInfo] = {}
+        self.calls_met: List[Tuple[Site, ast.Call, Value, Callee, FlowScope]] = []
+        self.recording = True
+
+    # -- keeping -----------------------------------------------------------------------------------------------------
+
+    def site(self, kind: str, node: ast.AST, scope: FlowScope, *, symbol: str, reached: str, extra: str = "") -> Site:
+        at = scope.enclosing()
+        owner = at.owner.qualname if at.owner is not None else ""
+        made = Site(kind, node, scope.module, symbol=symbol, reached=reached, scope=at.qualname.replace(".<locals>", ""), function=at.node, owner=owner)
+        made.guards = tuple(sorted({n for names in self.caught for n in names}))
+        made.statement = self.statement
+        place = (scope.module.name, made.line, made.column, kind + str(getattr(node, "end_col_offset", "")), extra)
+        if not self.recording or self.muted:
+            return made
+        if self.dead:
+            made.status = S.DEAD
+        old = self.sites.get(place)
+        if old is None or (old.status == S.DEAD and made.status != S.DEAD):
+            self.sites[place] = made
+            return made
+        return old if made.status != S.DEAD else made
+
+    def settle(self, site: Site, status: str, reason: str = "", problems: Tuple[Problem, ...] = ()) -> None:
+        """Writes a judgement into a site; the worse of two stays."""
+        if site.status == S.DEAD:
+            return
+        if status in (S.BREAK, S.RISK):
+            caught = set(site.guards)
+            errors = {p.error for p in problems} | ({"ImportError"} if "ModuleNotFoundError" in {p.error for p in problems} else set())
+            if errors & caught or (site.kind == "import" and caught & BROAD):
+                status, reason, problems = S.GUARDED, "the consumer catches %s" % ", ".join(sorted(errors & caught) or sorted(caught & BROAD)), ()
+            elif status == S.BREAK and (self.version_guard or caught & BROAD):
+                status = S.RISK
+                reason = "stands under a condition on a version that was not decided" if self.version_guard else "the consumer catches every exception here"
+                for problem in problems:
+                    problem.sure = False
+        if ORDER[status] >= ORDER[site.status]:
+            site.status, site.reason = status, reason
+            if problems:
+                known = {(p.kind, p.detail) for p in site.problems}
+                site.problems.extend(p for p in problems if (p.kind, p.detail) not in known)
+
+    def path_to(self, value: Value) -> str:
+        """The dotted path by which the consumer reaches a definition: as imported, else where it is defined."""
+        if isinstance(value, (ClassValue, Instance, FunctionValue)):
+            return self.reached.get(id(value.info), value.info.dotted)
+        if isinstance(value, ModuleValue):
+            return value.module.name
+        if isinstance(value, SuperValue):
+            bases = [c for c in self.classes.lineage(value.info).classes if self.in_provider(c.module)]
+            return self.reached.get(id(bases[0]), bases[0].dotted) if bases else value.info.dotted
+        return getattr(value, "dotted", "") or getattr(value, "via", "")
+
+    # -- imports -----------------------------------------------------------------------------------------------------
+
+    def on_import(self, node: Any, alias: ast.alias, scope: FlowScope) -> Value:
+        place = alias if hasattr(alias, "lineno") else _alias_place(node, alias, scope.module)
+        if isinstance(node, ast.Import):
+            return self._import_module(place, alias, scope)
+        source = scope.module.absolute(node.module, node.level)
+        reached = source + "." + alias.name if alias.name != "*" else source
+        if source.split(".")[0] != self.provider or scope.module.tree.package == self.provider:
+            if alias.name == "*":
+                return UNKNOWN
+            return self.imported_name(ast.ImportFrom(module=source, names=[alias], level=0), alias.asname or alias.name, scope.module)
+        site = self.site("import", place, scope, symbol=reached, reached=reached, extra=alias.name)
+        target = self.index.module(source)
+        if target is None:
+            return self._import_failed(site, reached, source, scope)
+        if alias.name == "*":
+            return UNKNOWN
+        symbol = self.index.lookup(target, alias.name)
+        if symbol is None:
+            return self._import_failed(site, reached, "", scope)
+        site.symbol = symbol.name
+        value = self.of_symbol(symbol)
+        site.value = value
+        if isinstance(value, (ClassValue, FunctionValue)):
+            self.reached.setdefault(id(value.info), reached)
+        if not symbol.certain:
+            self.settle(site, S.UNRESOLVED, symbol.reason)
+            return Unknown(True, reached)
+        return value
+
+    def _import_module(self, place: ast.AST, alias: ast.alias, scope: FlowScope) -> Value:
+        top = alias.name.split(".")[0]
+        if not self.index.knows(alias.name):
+            return External(alias.name if alias.asname else top)
+        module = self.index.module(alias.name)
+        if top == self.provider and scope.module.tree.package != self.provider:
+            site = self.site("import", place, scope, symbol=alias.name, reached=alias.name, extra=alias.name)
+            if module is None:
+                return self._import_failed(site, alias.name, alias.name, scope)
+        wanted = module if alias.asname else self.index.module(top)
+        return ModuleValue(wanted) if wanted is not None else Unknown(top == self.provider, alias.name)
+
+    def _import_failed(self, site: Site, reached: str, module: str, scope: FlowScope) -> Value:
+        if not self.dead:
+            self.failed_imports.add(id(site.node) if self.caught else 0)
+            if self.caught:
+                self.failed_imports.add(len(self.failed_imports) + 1000)
+        error = "ModuleNotFoundError" if module else "ImportError"
+        built = module and self._built(module)
+        if built:
+            self.settle(site, S.UNRESOLVED, "%s is made when %s is built (its own code imports it); it is not in this tree" % (module, self.provider))
+            return Unknown(True, reached)
+        if module:
+            message = "No module named '%s'" % module
+        else:
+            source, _, name = reached.rpartition(".")
+            message = "cannot import name '%s' from '%s'" % (name, source)
+        self.settle(site, S.BREAK, "", (Problem("missing-symbol", reached.rsplit(".", 1)[-1], error=error, message=message),))
+        return Unknown(False, "import " + reached)
+
+    def _built(self, module: str) -> bool:
+        """Whether the provider's own code imports a module that is not in its tree (a compiled or generated one)."""
+        head, _, last = module.rpartition(".")
+        for number, (name, _path) in enumerate(self.index.grep(self.provider, last.encode())):
+            if number > 30:
+                break
+            loaded = self.index.module(name)
+            if loaded is None:
+                continue
+            loaded.bindings  # noqa: B018 - fills imported
+            if any(source == module or (source == head and last in loaded.bindings) for source, _guards in loaded.imported):
+                return True
+        return False
+
+    # -- attributes --------------------------------------------------------------------------------------------------
+
+    def on_attribute(self, node: ast.Attribute, base: Value, scope: FlowScope) -> Optional[Value]:
+        concerned = [o for o in options(base) if self.touches(o) or self._inherits(o)]
+        if not concerned or not isinstance(node.ctx, ast.Load):
+            return None
+        access = self.attribute(base, node.attr)
+        hits = [h for h in access.hits if any(h.option is o for o in concerned)]
+        own = [h for h in hits if not self._ours(h)]
+        if own and len(own) == len(hits):
+            return access.value
+        hits = [h for h in hits if self._ours(h)]
+        if not hits:
+            return None
+        first = next((h for h in hits if h.status == "missing"), hits[0])
+        path = self.path_to(first.option)
+        reached = path + "." + node.attr if path else "." + node.attr
+        site = self.site("attribute", node, scope, symbol=first.target or reached, reached=reached)
+        site.receiver, site.value = base, access.value
+        if isinstance(access.value, (ClassValue, FunctionValue)) and isinstance(base, ModuleValue):
+            self.reached.setdefault(id(access.value.info), reached)
+        if self._known_present(node, scope):
+            self.settle(site, S.OK)
+            return access.value
+        self._judge_attribute(site, node.attr, hits, access.hits, base)
+        if all(isinstance(h.option, Unknown) for h in hits) and len(hits) == len(options(base)):
+            return Unknown(False, getattr(hits[0].option, "via", "") + "." + node.attr)
+        return access.value
+
+    def _known_present(self, node: ast.Attribute, scope: FlowScope) -> bool:
+        at: Any = scope
+        text = unparse(node.value)
+        while isinstance(at, FlowScope):
+            if (text, node.attr) in at.present:
+                return True
+            at = at.outer
+        return False
+
+    def _judge_attribute(self, site: Site, name: str, hits: List[Hit], everything: Tuple[Hit, ...], base: Value) -> None:
+        missing = [h for h in hits if h.status == "missing"]
+        found = [h for h in everything if h.status == "found"]
+        unsure = [h for h in hits if h.status == "unsure"]
+        if missing and self._set_elsewhere(name, missing):
+            self.settle(site, S.UNRESOLVED, "no class body or method sets %s, other code of %s does" % (name, self.provider))
+            return
+        if missing:
+            kinds = sorted({_label(h.option) for h in missing})
+            message = _attribute_error(missing[0].option, name)
+            sure = len(missing) == len(everything)
+            lack = "%d of %d classes that can stand here lack it: %s" % (len(missing), len(everything), ", ".join(kinds[:12])) if not sure else ""
+            problem = Problem("missing-attribute", name, error="AttributeError", message=message, sure=sure, now=lack,
+                              now_at=self._where(missing[0].option), extra={"classes": kinds})
+            self.settle(site, S.BREAK if sure else S.RISK, lack, (problem,))
+        elif unsure and not (found and all(isinstance(h.option, (Unknown, ExternalInstance)) for h in unsure)):
+            self.settle(site, S.UNRESOLVED, unsure[0].reason)
+        else:
+            self.settle(site, S.OK)
+
+    def _where(self, option: Value) -> str:
+        info = getattr(option, "info", None)
+        if isinstance(info, ClassInfo):
+            return "%s:%d" % (info.module.file, info.unit.line)
+        return option.module.file + ":1" if isinstance(option, ModuleValue) else ""
+
+    def _set_elsewhere(self, name: str, missing: List[Hit]) -> bool:
+        """Whether the provider's code sets an attribute of that name on some other object than ``self``."""
+        import re
+
+        if all(isinstance(h.option, ModuleValue) for h in missing):
+            return False
+        text = re.compile(rb"(?<![\w.])(?!self\.|cls\.)[A-Za-z_][\w.]*\.%s\s*(?::\s*[^=\n]+)?=(?!=)|setattr\([^,()]+,\s*[\"']%s[\"']" % (name.encode(), name.encode()))
+        for _module, path in self.index.grep(self.provider, name.encode()):
+            if text.search(self.index.data(self.index.trees[self.provider], path)):
+                return True
+        return False
+
+    def _inherits(self, option: Value) -> bool:
+        """Whether an object or class of the consumer derives from a provider's class (or is mixed into one)."""
+        if not isinstance(option, (Instance, ClassValue, SuperValue)):
+            return False
+        return bool(self.hosts.get(id(option.info))) or any(self.in_provider(c.module) for c in self.classes.lineage(option.info).classes[1:])
+
+    def _ours(self, hit: Hit) -> bool:
+        """Whether a hit says something about the provider (not about what the consumer itself defines)."""
+        option = hit.option
+        if isinstance(option, (Instance, ClassValue)) and not self.in_provider(option.info.module):
+            if hit.member is not None:
+                return self.in_provider(hit.member.owner.module)
+            return hit.status != "found" or hit.target.split(".")[0] == self.provider
+        return True
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def on_call(self, node: ast.Call, value: Value, scope: FlowScope) -> None:
+        judged: List[Tuple[Value, Callee]] = []
+        for option in options(value):
+            callee = self._provider_callee(option)
+            if callee is not None:
+                judged.append((option, callee))
+        if not judged:
+            return
+        option, callee = judged[0]
+        site = self.site("call", node, scope, symbol=callee.symbol, reached=self._reached_call(node, option, callee, scope))
+        site.callee, site.receiver = callee, option
+        site.shape = self.shape(node, callee, scope)
+        outcomes: List[Tuple[Callee, Outcome]] = []
+        doubt = ""
+        for _option, each in judged:
+            if each.signature is None:
+                doubt = doubt or each.reason
+                continue
+            outcome = bind(each.signature, self.shape(node, each, scope))
+            if not outcome.fits and each.signature.doubt:
+                doubt = doubt or "%s does not fit, but: %s" % (", ".join(p.name for p in outcome.problems), each.signature.doubt)
+                continue
+            outcomes.append((each, outcome))
+        failing = [(c, o) for c, o in outcomes if not o.fits]
+        if failing:
+            worst, outcome = failing[0]
+            site.callee = worst
+            everywhere = len(failing) == len(judged) and len(judged) == len([o for o in options(value) if not isinstance(o, Unknown)])
+            problems = tuple(_call_problem(worst, p, everywhere) for p in outcome.problems)
+            self.settle(site, S.BREAK if everywhere else S.RISK, "" if everywhere else "%d of %d possible callees do not take this call" % (len(failing), len(judged)), problems)
+        elif doubt:
+            self.settle(site, S.UNRESOLVED, doubt)
+        elif any(o.open for _c, o in outcomes):
+            self.settle(site, S.UNRESOLVED, "arguments are passed on as *args or **kwargs whose content is not known")
+        else:
+            self.settle(site, S.OK)
+        if self.recording and not self.muted and site.status != S.DEAD:
+            self.calls_met.append((site, node, option, callee, scope))
+
+    def _provider_callee(self, option: Value) -> Optional[Callee]:
+        if isinstance(option, (External, Unknown, ExternalInstance)):
+            return None
+        if isinstance(option, (FunctionValue, PartialValue, BoundMethod, Instance)):
+            callee = self.callee(option) if self.touches(option) or isinstance(option, PartialValue) else None
+            return callee if callee is not None and callee.provider else None
+        if isinstance(option, ClassValue):
+            made = self.constructors.of(option.info)
+            if self.in_provider(made.where.module) or self.in_provider(option.info.module):
+                return self.callee(option)
+        return None
+
+    def _reached_call(self, node: ast.Call, option: Value, callee: Callee, scope: FlowScope) -> str:
+        if isinstance(option, ClassValue):
+            path = self.path_to(option)
+            last = callee.symbol.rsplit(".", 1)[-1]
+            return path + "." + last if last in ("__init__", "__new__") and callee.symbol.startswith(option.info.dotted) else path
+        if isinstance(option, FunctionValue):
+            receiver = option.bound
+            if isinstance(receiver, (Instance, ClassValue)) and self.in_provider(receiver.info.module):
+                return self.path_to(receiver) + "." + option.info.name
+            return self.reached.get(id(option.info), callee.symbol)
+        return callee.symbol
+
+    # -- stores and classes ------------------------------------------------------------------------------------------
+
+    def on_store(self, node: ast.Attribute, value: Value, scope: FlowScope) -> None:
+        base = self.evaluate(node.value, scope)
+        if not self.recording or self.muted or self.dead:
+            return
+        callable_value = any(isinstance(o, (FunctionValue, BoundMethod, LambdaValue, PartialValue)) for o in options(value))
+        touched = [o for o in options(base) if self.touches(o)]
+        site: Optional[Site] = None
+        if any(isinstance(o, (ModuleValue, ClassValue)) for o in touched) or (touched and callable_value):
+            hit = self.attribute(touched[0], node.attr).hits[0]
+            reached = self.path_to(touched[0]) + "." + node.attr
+            site = self.site("patch", node, scope, symbol=hit.target or reached, reached=reached)
+            site.receiver = base
+            if hit.status == "missing":
+                note = "%s has no %s any more: what is put there has no effect" % (_label(touched[0]), node.attr)
+                self.settle(site, S.RISK, note, (Problem("missing-attribute", node.attr, error="none", message=note, sure=False),))
+            elif hit.status == "unsure":
+                self.settle(site, S.UNRESOLVED, hit.reason)
+        if callable_value:
+            self.stores.append(Store(node, base, value, scope, site))
+
+    def on_class(self, info: ClassInfo, scope: FlowScope) -> None:
+        if self.recording and not self.dead:
+            self.classes_met[id(info)] = info
+
+
+def _call_problem(callee: Callee, problem: Any, sure: bool) -> Problem:
+    signature = callee.signature
+    assert signature is not None
+    name = callee.symbol.rsplit(".", 1)[-1] if not callee.symbol.endswith(("__init__", "__new__")) else ".".join(callee.symbol.rsplit(".", 2)[-2:])
+    texts = {
+        "unknown-kwarg": "%s() got an unexpected keyword argument '%s'" % (name, problem.name),
+        "missing-required": "%s() missing 1 required argument: '%s'" % (name, problem.name),
+        "too-many-positional": "%s() takes at most %s positional arguments" % (name, problem.name),
+        "repeated": "%s() got multiple values for argument '%s'" % (name, problem.name),
+    }
+    kind = "too-many-positional" if problem.kind == "repeated" else problem.kind
+    return Problem(kind, problem.name, error=signature.error, message=texts[problem.kind], now=name + signature.text(),
+                   now_at="%s:%d" % (callee.file, callee.line), sure=sure)
+
+
+def _label(option: Value) -> str:
+    info = getattr(option, "info", None)
+    if isinstance(info, (ClassInfo, FunctionInfo)):
+        return info.name
+    return option.module.name if isinstance(option, ModuleValue) else type(option).__name__
+
+
+def _attribute_error(option: Value, name: str) -> str:
+    if isinstance(option, ModuleValue):
+        return "module '%s' has no attribute '%s'" % (option.module.name, name)
+    if isinstance(option, ClassValue):
+        return "type object '%s' has no attribute '%s'" % (option.info.name, name)
+    return "'%s' object has no attribute '%s'" % (_label(option), name)
+
+
+def _alias_place(node: ast.stmt, alias: ast.alias, module: Module) -> ast.AST:
+    """The place of an imported name for Pythons whose trees do not give it (before 3.10)."""
+    import re
+
+    place: Any = ast.Name(id=alias.name)
+    place.lineno, place.col_offset = node.lineno, node.col_offset
+    for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+        text = module.source.line(number)
+        begin = text.find("import") + 6 if number == node.lineno and "import" in text else 0
+        found = re.compile(r"(?<![\w.])%s(?![\w.])" % re.escape(alias.name)).search(text, begin)
+        if found:
+            place.lineno, place.col_offset = number, found.start()
+            place.end_lineno, place.end_col_offset = number, found.end()
+            break
+    return place
