@@ -78,6 +78,8 @@ class _Judge:
                 return [], []
             if near:
                 only = {use.file for use in uses[name]} if only is None else only & {use.file for use in uses[name]}
+        if not uses[self.anchor]:  # optional and not there: what is there takes its place
+            self.anchor = next(name for name in queries if uses[name])
         findings, undecided = [], []
         for use in uses[self.anchor]:
             chosen = self._choose(use, uses)
@@ -173,8 +175,7 @@ class _Judge:
     def _body(self, predicate: Dict[str, Any], chosen: Dict[str, Optional[Use]]) -> Verdict:
         """Whether a definition (or, with ``under``, any file of a package) holds a pattern or a text."""
         if "under" in predicate:
-            expression = re.compile(predicate["has_text"])
-            return Verdict(any(expression.search(text) for _, text in self.provider.texts(predicate["under"])))
+            return Verdict(self.provider.mentions(predicate["under"], predicate["has_text"]))
         name = self._name(predicate["body"], chosen)
         found = self.provider.definition(name)
         if found is None:

@@ -160,7 +160,8 @@ class Consumer:
     def _calls(self, query: Query, provider: Provider, only: Optional[Set[str]]) -> Iterator[Use]:
         wanted = query["call"] if isinstance(query["call"], list) else [query["call"]]
         for file, line, column, symbol, target in self.calls:
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in (symbol, target) if name for pattern in wanted):
+            symbol, target = _callee(symbol), _callee(target)
+            if not any(fnmatch.fnmatchcase(name, glob) for name in (symbol, target) if name for glob in wanted):
                 continue
             if only is not None and file not in only:
                 continue
@@ -271,3 +272,9 @@ def _dotted(node: ast.AST) -> str:
         return ast.unparse(node).splitlines()[0]
     except (ValueError, RecursionError):
         return type(node).__name__
+
+
+def _callee(symbol: str) -> str:
+    """A class stands for its constructor."""
+    head, _, last = symbol.rpartition(".")
+    return head if last in ("__init__", "__new__", "__post_init__") else symbol
