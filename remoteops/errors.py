@@ -12,7 +12,7 @@
     │   ├── AuthFailed                 3   says what was tried and what the server allows
     │   ├── LinkTimeout                3   a bounded step (banner, channel, silence) ran out of time
     │   ├── ConnectionLost             3   the link died under a verb
-    │   ├── SessionRefused             3   the server opens no (more) sessions: MaxSessions, sftp-only accounts
+    │   ├── SessionRefused             3   no command can be run: MaxSessions, a shell or sudo that refuses, sftp only
     │   ├── CommandFailed              3   a command of ours ended with an exit status or a signal
     │   ├── NoInterpreter              3   no usable python3 on the host
     │   ├── TransferFailed             3   an upload or download broke or did not match its checksum

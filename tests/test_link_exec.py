@@ -273,7 +273,7 @@ def test_other_login_shells_understand_the_launcher(tmp_path, shell):
 def test_an_account_that_may_not_run_commands_says_why(tmp_path):
     option = shell_user_script(tmp_path, "echo 'This account is currently not available.'; exit 1")
     with sshd.running(tmp_path / "s", options=[option]) as odd, connect(odd.host()) as link:
-        with pytest.raises(CommandFailed, match="not available"):
+        with pytest.raises(SessionRefused, match="not available"):
             link.exec(["true"])
 
 
@@ -322,7 +322,7 @@ def test_a_command_for_another_user_goes_through_sudo_without_a_question(tmp_pat
         sudo.write_text("#!/bin/sh\necho 'Hast du heute schon nachgedacht?' >&2; exit 1\n")
         with (
             connect(odd.host(sudo_user="venvowner")) as link,
-            pytest.raises(CommandFailed, match="sudo ended") as caught,
+            pytest.raises(SessionRefused, match="sudo ended") as caught,
         ):
             link.exec(["true"])
         assert "NOPASSWD" in str(caught.value)

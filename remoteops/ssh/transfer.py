@@ -18,7 +18,7 @@ from remoteops.errors import ConnectionLost, DiskTooSmall, LinkError, TransferFa
 from remoteops.ssh.process import Process
 
 if TYPE_CHECKING:
-    from remoteops.transport import BaseLink
+    from remoteops.ssh.baselink import BaseLink
 
 CHUNK = 1024 * 1024  # bytes read from a local file at a time
 SMALL = 4 * 1024 * 1024  # up to here the checksum is made before sending, which saves a round trip
@@ -93,15 +93,19 @@ class _Talk:
         self.process: Process = link.start(argv)
         self._lines = [b"", b""]
 
-    def line(self, stream: int) -> list[str]:
-        """The words of the next line. Raises TransferFailed when the script ends first."""
+    def line(self, stream: int, keyword: str, count: int) -> list[str]:
+        """The ``count`` words after ``keyword`` on the next line. Raises TransferFailed when something else comes."""
         while b"\n" not in self._lines[stream]:
             got = self.process.read()
             if got is None:
                 raise self.failed()
             self._take(got)
-        first, _, self._lines[stream] = self._lines[stream].partition(b"\n")
-        return first.decode("utf-8", "replace").split()
+        first, _, rest = self._lines[stream].partition(b"\n")
+        words = first.decode("utf-8", "replace").split()
+        if len(words) != count + 1 or words[0] != keyword:
+            raise self.failed()  # a complaint of the script, or a host that talks nonsense
+        self._lines[stream] = rest
+        return words[1:]
 
     def _take(self, got: tuple[bytes, bytes]) -> None:
         for index in (0, 1):
@@ -177,8 +181,8 @@ def _upload(
     key = expected[:16] if small else hashlib.sha256(f"{size}".encode()).hexdigest()[:16]
     talk = _Talk(link, what, _shell(_UPLOAD, remote, key, str(size), f"{mode:o}", expected))
     try:
-        _, have, old, free = (*talk.line(0), "-", "-", "-")[:4]
-        offset = _resumable(source, digest, int(have), old, size)
+        have, old, free = talk.line(0, "part", 3)
+        offset = _resumable(source, digest, _number(have, what), old, size)
         if free.isdigit() and int(free) * 1024 < size - int(have):
             talk.process.close()
             raise DiskTooSmall(
@@ -201,7 +205,7 @@ def _upload(
                 progress(sent, size)
         talk.process.finish_input()
         if not small:
-            _, there, sum_there = (*talk.line(0), "", "", "")[:3]
+            there, sum_there = talk.line(0, "sum", 2)
         talk.wait()
     except ConnectionLost as error:
         error.hint = "try again: the same upload goes on where it stopped"
@@ -212,7 +216,7 @@ def _upload(
         raise TransferFailed(f"{what}: the file shrank while it was read", host=link.host.name, tried=what)
     if small:
         return expected
-    if int(there or -1) != size or sum_there != digest.hexdigest():
+    if there != str(size) or sum_there != digest.hexdigest():
         link.exec(_shell(_DISCARD, remote, key), check=False)
         raise TransferFailed(
             f"{what}: what arrived is not what was sent",
@@ -224,6 +228,12 @@ def _upload(
         )
     link.exec(_shell(_COMMIT, remote, key, f"{mode:o}"))
     return digest.hexdigest()
+
+
+def _number(text: str, what: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise TransferFailed(f"{what}: the host gave {text[:40]!r} for a size", tried=what, hint="do not trust this host's answers")
+    return int(text)
 
 
 def _resumable(source: BinaryIO, digest: hashlib._Hash, have: int, old: str, size: int) -> int:
@@ -277,7 +287,7 @@ def _fetch(
     """Bring the part up to the whole file; whether it was resumed, its checksum, and the one it should have."""
     talk = _Talk(link, what, _shell(_DOWNLOAD, remote, "-" if sha256 else "sum"))
     try:
-        size = int((*talk.line(1), "0", "0")[1])
+        size = _number(talk.line(1, "size", 1)[0], what)
         # Never through a link that somebody put there, never readable by others before it is whole.
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(fd, "r+b", buffering=0) as sink:
@@ -314,7 +324,7 @@ def _fetch(
                 tried=what,
                 hint="try again: it goes on there",
             )
-        wanted = sha256 or (*talk.line(1), "", "")[1]
+        wanted = sha256 or talk.line(1, "sum", 1)[0]
         return have > 0, digest.hexdigest(), wanted
     except ConnectionLost as error:
         error.hint = "try again: the same download goes on where it stopped"
