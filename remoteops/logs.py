@@ -23,7 +23,7 @@ from remoteops.runs import base
 
 PASSING = (ConnectionLost, LinkTimeout, Unreachable)
 """Errors that another try may cure; any other one ends the following."""
-PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+PAUSES = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 HANDED_OVER = 16
 """Pieces of log that may wait for a slow terminal; then the host waits too."""
 
@@ -257,7 +257,7 @@ def follow(
     try:
         while open_targets:
             try:
-                index, kind, value = out.get(timeout=0.1)
+                index, kind, value = out.get(timeout=1.0)
             except queue.Empty:
                 sink.idle()
                 continue

@@ -27,7 +27,9 @@ def leftovers(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, A
 
 
 def find(request: Dict[str, Any], gpus: Optional[gpu_module.Gpus] = None) -> List[Dict[str, Any]]:
-    """[{"pid", "user", "command", "memory" (bytes of GPU memory or None), "gpus", "sort", "run", "start"}]
+    """[{"pid", "user", "command", "memory" (bytes of GPU memory or None), "gpus", "sort", "run", "start", "blocks"}]
+
+    ``blocks``: it holds GPU memory or is an engine, so a launch must not go over it.
 
     On a host with GPUs "orphan" and "foreign" are only those that hold memory of a GPU in ``gpu_indexes`` (None:
     any); "ours" are named wherever they are.
@@ -66,6 +68,7 @@ def find(request: Dict[str, Any], gpus: Optional[gpu_module.Gpus] = None) -> Lis
                     "memory": held.get(pid, {}).get("memory"),
                     "gpus": held.get(pid, {}).get("gpus", []),
                     "start": process.start,
+                    "blocks": pid in held or _looks_like_engine(process),
                 }
             )
     # Pids of another pid namespace (a container's): the driver names them, /proc does not.
@@ -81,6 +84,7 @@ def find(request: Dict[str, Any], gpus: Optional[gpu_module.Gpus] = None) -> Lis
                     "memory": entry["memory"],
                     "gpus": entry["gpus"],
                     "start": None,
+                    "blocks": True,
                 }
             )
     return found

@@ -23,6 +23,8 @@ from remoteops.agent.rundir import TERMINAL, RunDir, all_runs, create, find, rea
 Emit = Callable[..., None]
 START_TIMEOUT = 30.0
 STOP_GRACE = 60.0
+SETTLE = 4.0
+"""Seconds that a launch waits for leftovers to go by themselves."""
 
 
 def start(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
@@ -80,9 +82,14 @@ def _refuse_second(request: Dict[str, Any], root: str) -> None:
 def _refuse_leftovers(request: Dict[str, Any], gpus: gpu_module.Gpus, indexes: Optional[List[int]]) -> None:
     if request.get("force"):
         return
-    found = leftovers.find({**request, "gpu_indexes": indexes}, gpus)
-    # A second run on purpose shares the host with the first one, so its processes are no leftovers; find() leaves
-    # them out.
+    # A second run on purpose shares the host with the first one: its processes are no leftovers, find() leaves them out.
+    # An engine that is just ending gets a moment to be gone.
+    deadline = time.monotonic() + SETTLE
+    while True:
+        found = [row for row in leftovers.find({**request, "gpu_indexes": indexes}, gpus) if row["blocks"]]
+        if not found or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
     if found:
         names = "; ".join(
             "pid %d (%s, %s) %s" % (row["pid"], row["user"] or "?", _size(row["memory"]), row["command"][:80])
