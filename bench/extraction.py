@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -90,11 +91,12 @@ def measure(options: argparse.Namespace, engine: str) -> dict[str, Any]:
     with log.open("ab") as stream:
         process = subprocess.Popen([sys.executable, str(Path(__file__).absolute()), *sys.argv[1:], "--child", engine, "--result", str(result)],
                                    stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(options.timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
+        # Engine processes may outlive the child, and would keep the GPU's memory from the next engine.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     if not result.exists():
         tail = log.read_text(errors="replace").strip().splitlines()[-12:]
         raise RuntimeError("no result; the log ends:\n    " + "\n    ".join(tail))
@@ -139,7 +141,7 @@ def plain(options: argparse.Namespace, model: str, out: Path) -> tuple[Callable[
               dtype=dtype(), disable_log_stats=True)
     prompts = [{"prompt_token_ids": ids} for ids in token_ids(options)]
     once = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
-    return lambda: llm.generate(prompts, once, use_tqdm=False), lambda: None
+    return lambda: llm.generate(prompts, once, use_tqdm=False), lambda: llm.llm_engine.engine_core.shutdown()
 
 
 def ours(options: argparse.Namespace, model: str, out: Path) -> tuple[Callable[[], Any], Callable[[], Any]]:
