@@ -111,6 +111,8 @@ def load(path: Path | None = None) -> Inventory:
     except ValidationError as error:
         raise _explain(file, tree, error) from None
     for name in document.hosts:
+        if name == "all":
+            raise _at(file, tree, ("hosts", name), "'all' stands for every host of the inventory", "rename this host")
         if not _NAME.match(name):
             raise _at(
                 file,

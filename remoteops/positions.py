@@ -109,13 +109,17 @@ def plain(node: Any, depth: int = 0, budget: list[int] | None = None) -> Any:
     return float(node) if isinstance(node, float) else str(node)
 
 
-def walk(node: Any, where: Where, depth: int = 0) -> Iterator[tuple[Where, Any]]:
-    if depth > 50:
-        return
+def walk(node: Any, where: Where, seen: set[int] | None = None) -> Iterator[tuple[Where, Any]]:
+    """Every value with its place; what several aliases share is visited once, so that no document can blow this up."""
+    seen = seen if seen is not None else set()
+    if isinstance(node, Mapping | list):
+        if id(node) in seen:
+            return
+        seen.add(id(node))
     items: Any = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         yield (*where, key), value
-        yield from walk(value, (*where, key), depth + 1)
+        yield from walk(value, (*where, key), seen)
 
 
 def line_of(tree: Any, where: Where) -> int | None:
