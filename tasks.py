@@ -266,10 +266,12 @@ def stop(
         "provider": "release, as vllm==0.17.1, or import name with --provider-path",
         "consumer_path": "folder that holds the package",
         "provider_path": "folder that holds the package",
-        "baseline": "auto, none, or a release of the provider",
+        "baseline": "cached (what the consumer pins, if fetched before), auto (fetch it), none, a release",
+        "baseline_path": "folder that holds the provider the consumer was written for",
         "model": "architecture class",
         "all": "also list the sites that are fine",
         "shell": "also give the shell commands",
+        "run": "with --shell: also run them",
         "html": "also write a page",
     }
 )
@@ -279,10 +281,12 @@ def audit(
     provider: str,
     consumer_path: str | None = None,
     provider_path: str | None = None,
-    baseline: str = "auto",
+    baseline: str = "cached",
+    baseline_path: str | None = None,
     model: str | None = None,
     all: bool = False,
     shell: bool = False,
+    run: bool = False,
     html: str = "",
 ) -> int:
     """The audit of `probe` on releases or folders here; no host is asked."""
@@ -296,16 +300,18 @@ def audit(
         consumer_path=consumer_path,
         provider_path=provider_path,
         baseline=baseline,
+        baseline_path=baseline_path,
         everything=all,
         model=model,
         shell=shell,
+        run=run,
     )
 
 
 @command(
     help={
-        "consumers": "releases, as speculators==0.3.0,0.4.0.1 (may be repeated)",
-        "providers": "releases, as vllm>=0.11 (may be repeated)",
+        "consumer": "releases, as speculators==0.3.0,0.4.0.1 (may be repeated)",
+        "provider": "releases, as vllm>=0.11 (may be repeated)",
         "model": "architecture class",
         "baseline": "release of the provider to compare with",
         "jobs": "processes",
@@ -315,8 +321,8 @@ def audit(
 )
 def matrix(
     session: Session,
-    consumers: tuple[str, ...] = (),
-    providers: tuple[str, ...] = (),
+    consumer: tuple[str, ...] = (),
+    provider: tuple[str, ...] = (),
     model: str | None = None,
     baseline: str | None = None,
     jobs: int | None = None,
@@ -327,7 +333,7 @@ def matrix(
     from remoteops import dialogs
 
     return dialogs.comparing(
-        session, consumers, providers, html=html, model=model, baseline=baseline, jobs=jobs, fresh=fresh
+        session, consumer, provider, html=html, model=model, baseline=baseline, jobs=jobs, fresh=fresh
     )
 
 

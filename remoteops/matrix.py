@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from remoteops import probe, rules, sources
+from remoteops import probe, recipes, rules, sources
 from remoteops.errors import RemoteOpsError, UsageError
 
 SCHEMA = "remoteops.matrix/1"
@@ -81,12 +81,15 @@ def matrix(
     }
 
 
-def summarise(
-    document: dict[str, Any], consumer: str, provider: str, known_fix: Callable[[dict[str, Any]], bool] | None = None
-) -> dict[str, Any]:
+def summarise(document: dict[str, Any], consumer: str, provider: str) -> dict[str, Any]:
     """A row: counts, and for each finding only what a table or a list of them needs."""
     broken = probe.breaks(document)
-    fixed = known_fix or (lambda finding: bool(finding.get("fix")))
+    known = recipes.load()
+
+    def fixed(finding: dict[str, Any]) -> bool:
+        recipe = recipes.recipe_for(finding, known)
+        return not recipe.impossible if recipe is not None else recipes.mechanical(finding) is not None
+
     short = ("rule", "kind", "confidence", "symbol", "detail", "file", "line", "when")
     return {
         "consumer": consumer,
@@ -187,7 +190,7 @@ def _label(tree: sources.Tree | str, spec: str) -> str:
 
 
 def _key(consumer: sources.Tree, provider: sources.Tree, base: sources.Tree | None, model: str | None) -> str:
-    parts = [rules.fingerprint(), model or "", *sorted(rules.recipe_ids())]
+    parts = [rules.fingerprint(), model or ""]
     parts += [_state(tree) for tree in (consumer, provider, base) if tree is not None]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 

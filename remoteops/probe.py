@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from remoteops import rules, sources
-from remoteops.errors import MissingPackage, RemoteOpsError, TransferFailed
+from remoteops.errors import MissingPackage, TransferFailed, by_kind
 
 Document = dict[str, Any]
 AUTO = "auto"
+CACHED = "cached"
 
 
 class AgentLike(Protocol):
@@ -46,7 +47,7 @@ def audit(
     *,
     consumer_path: str | None = None,
     provider_path: str | None = None,
-    baseline: str | None = AUTO,
+    baseline: str | None = CACHED,
     baseline_path: str | None = None,
     model: str | None = None,
     everything: bool = False,
@@ -56,58 +57,47 @@ def audit(
     """Audit local trees, in this process.
 
     ``consumer`` and ``provider`` are import names when the paths (folders that hold the package) are given; otherwise
-    specs for ``sources.fetch`` (``speculators==0.3.0``). ``baseline`` is a spec of the provider, ``auto`` (what the
-    consumer's own metadata pins; left out quietly when it cannot be had) or None; ``baseline_path`` a folder that
-    wins over it. Raises UsageError, MissingPackage, TransferFailed as ``sources.fetch`` does.
+    specs for ``sources.fetch`` (``speculators==0.3.0``). ``baseline`` is a release of the provider, ``auto`` (what the
+    consumer's own metadata pins, fetched), ``cached`` (the same if it was fetched before: no network) or None;
+    ``baseline_path`` is a folder and wins. Raises UsageError, MissingPackage, TransferFailed as ``sources.fetch`` does.
     """
-    consumer_tree = sources.local_tree(_folder(consumer_path), consumer) if consumer_path else sources.fetch(consumer)
-    provider_tree = sources.local_tree(_folder(provider_path), provider) if provider_path else sources.fetch(provider)
-    notes: list[str] = []
-    base: sources.Tree | None = None
-    if baseline_path:
-        base = sources.local_tree(_folder(baseline_path), provider_tree.package)
-    elif baseline:
-        base = find_baseline(baseline, consumer_tree.requires, provider_tree, notes)
-    return audit_trees(
-        consumer_tree, provider_tree, base=base, model=model, everything=everything, shell=shell, run=run, notes=notes
+    sides = []
+    for name, path in ((consumer, consumer_path), (provider, provider_path)):
+        if path is None:
+            tree = sources.fetch(name)
+            sides.append((tree.package, tree.path, tree.version))
+        else:
+            sides.append((name, path, ""))
+    base = (
+        sources.fetch(baseline, package=sides[1][0])
+        if baseline not in (None, AUTO, CACHED) and not baseline_path
+        else None
     )
-
-
-def audit_trees(
-    consumer: sources.Tree,
-    provider: sources.Tree,
-    *,
-    base: sources.Tree | None = None,
-    model: str | None = None,
-    everything: bool = False,
-    shell: bool = False,
-    run: bool = False,
-    notes: list[str] | None = None,
-) -> Document:
-    """Audit two trees (and compare with a third) in this process."""
-    from remoteops.agent.audit import engine
-
-    request = {
-        "consumer": consumer.package,
-        "provider": provider.package,
-        "consumer_path": consumer.path,
-        "provider_path": provider.path,
-        "venv": None,
-        "contracts": [*rules.contracts()],
-        "baseline_path": base.path if base else None,
-        "model": model,
-        "all": everything,
-    }
-    document = engine.audit(request)
-    for side, tree in (("consumer", consumer), ("provider", provider), ("baseline", base)):
-        if tree is not None and document.get(side) and not document[side].get("version"):
-            document[side]["version"] = tree.version or None
-    document["host"] = None
-    _notes(document, notes)
+    request = _request(*sides[0][:2], *sides[1][:2], baseline_path or (base.path if base else None), model, everything)
+    request["facts"] = baseline in (AUTO, CACHED) and not baseline_path
+    document = _run(request)
+    notes: list[str] = []
+    if request["facts"]:
+        _compare(document, str(baseline), notes)
+    for side, (_, _, version) in zip(("consumer", "provider"), sides, strict=True):
+        document[side]["version"] = document[side].get("version") or version or None
+    _finish(document, None, notes)
     if shell:
         from remoteops.agent.audit import shell as checks
 
         document["checks"] = checks.checks(document, run=run)
+    return document
+
+
+def audit_trees(
+    consumer: sources.Tree, provider: sources.Tree, *, base: sources.Tree | None = None, model: str | None = None
+) -> Document:
+    """Audit two trees (and compare with a third) in this process."""
+    place = base.path if base else None
+    document = _run(_request(consumer.package, consumer.path, provider.package, provider.path, place, model, False))
+    for side, tree in (("consumer", consumer), ("provider", provider)):
+        document[side]["version"] = document[side].get("version") or tree.version or None
+    _finish(document, None, [])
     return document
 
 
@@ -144,6 +134,7 @@ def probe(
             "model": model,
             "all": everything,
             "facts": bool(baseline),
+            "baseline_path": None,
         }
         document = door.call("audit", request, on_event=on_event)
         notes: list[str] = []
@@ -160,48 +151,85 @@ def probe(
                 "run": run,
             }
             document["checks"] = door.call("audit.shell", asked, on_event=on_event)["checks"]
-    document["host"] = host.name
-    document.pop("facts", None)
-    _notes(document, notes)
+    _finish(document, host.name, notes)
     return document
 
 
 def find_baseline(
-    baseline: str, requires: tuple[str, ...], provider: sources.Tree, notes: list[str]
+    baseline: str, requires: Sequence[str], provider: Mapping[str, Any], notes: list[str]
 ) -> sources.Tree | None:
     """The provider release the consumer was written for.
 
-    ``auto`` reads the consumer's metadata; that it says nothing, or that the release cannot be had, goes into ``notes``
-    (a question nobody asked must not fail the audit). A spec that was given is fetched or the error is raised.
+    ``auto`` and ``cached`` read the consumer's metadata; that it says nothing, or that the release cannot be had, goes
+    into ``notes`` (a comparison nobody asked for must not fail the audit). A release that was named is fetched, or the
+    error is raised.
     """
-    if baseline != AUTO:
-        return sources.fetch(baseline, package=provider.package)
-    pinned = sources.pin(requires, (provider.package, provider.distribution))
+    package = provider["package"]
+    if baseline not in (AUTO, CACHED):
+        return sources.fetch(baseline, package=package)
+    pinned = sources.pin(requires, (package, provider.get("distribution") or package))
     if pinned is None:
-        notes.append("no baseline: the consumer's metadata names no release of " + provider.package)
+        notes.append(f"no baseline: the consumer's metadata names no release of {package}")
         return None
+    if baseline == CACHED:
+        found = sources.cached(pinned, package=package)
+        if found is None:
+            notes.append(f"no baseline: the consumer's metadata names {pinned}; --baseline auto fetches it")
+        return found
     try:
-        return sources.fetch(pinned, package=provider.package)
+        return sources.fetch(pinned, package=package)
     except (TransferFailed, MissingPackage) as error:
         notes.append(f"no baseline: {pinned} (from the consumer's metadata) could not be had: {error.message}")
         return None
 
 
 def _compare(document: Document, baseline: str, notes: list[str]) -> None:
-    """Compare the facts that the agent sent with those of the baseline's sources, here (the tree need not travel)."""
+    """Compare the facts of the document with those of the baseline's sources, here (the tree need not travel)."""
     from remoteops.agent.audit import baseline as comparing
 
-    provider = document["provider"]
-    stand_in = sources.Tree(
-        provider["package"], provider.get("version") or "", "", provider.get("distribution") or provider["package"], ""
-    )
-    try:
-        base = find_baseline(baseline, tuple(document["consumer"].get("requires") or ()), stand_in, notes)
-    except RemoteOpsError as error:
-        notes.append(f"no baseline: {error.message}")
-        return
+    base = find_baseline(baseline, document["consumer"].get("requires") or (), document["provider"], notes)
     if base is not None:
         comparing.complete(document, base.package, base.path, version=base.version)
+
+
+def _request(
+    consumer: str,
+    consumer_path: str,
+    provider: str,
+    provider_path: str,
+    base: str | None,
+    model: str | None,
+    everything: bool,
+) -> dict[str, Any]:
+    return {
+        "consumer": consumer,
+        "provider": provider,
+        "consumer_path": consumer_path,
+        "provider_path": provider_path,
+        "venv": None,
+        "contracts": [*rules.contracts()],
+        "baseline_path": base,
+        "model": model,
+        "all": everything,
+    }
+
+
+def _run(request: dict[str, Any]) -> Document:
+    """The engine in this process; its errors become ours."""
+    from remoteops.agent.audit import engine
+    from remoteops.agent.protocol import AgentError
+
+    try:
+        return engine.audit(request)
+    except AgentError as error:
+        raise by_kind(error.kind)(error.message, tried=error.tried, hint=error.hint, **error.data) from None
+
+
+def _finish(document: Document, host: str | None, notes: list[str]) -> None:
+    document["host"] = host
+    document.pop("facts", None)
+    if notes:
+        document["notes"] = [*document.get("notes", ()), *notes]
 
 
 def _symbols(document: Mapping[str, Any]) -> list[str]:
@@ -212,20 +240,6 @@ def _symbols(document: Mapping[str, Any]) -> list[str]:
             *(finding["symbol"] for finding in document["findings"] if finding["confidence"] == "proved"),
         }
     )
-
-
-def _notes(document: Document, notes: list[str] | None) -> None:
-    if notes:
-        document["notes"] = [*document.get("notes", ()), *notes]
-
-
-def _folder(path: str | None) -> Any:
-    from pathlib import Path
-
-    folder = Path(path or ".").expanduser()
-    if not folder.is_dir():
-        raise MissingPackage(f"no such folder: {folder}", hint="give the folder that holds the package's folder")
-    return folder
 
 
 @contextlib.contextmanager

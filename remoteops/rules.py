@@ -106,8 +106,10 @@ def page(rule: str) -> str:
 
 
 def fingerprint() -> str:
-    """A hash of everything that decides a finding: contracts and the audit's own code (cached results hang on it)."""
+    """A hash of all that decides a result: contracts, recipes, the audit's code. Cached results hang on it."""
     digest = hashlib.sha256(json.dumps(contracts(), sort_keys=True, default=str).encode())
+    for entry in sorted(_knowledge("recipes").iterdir(), key=lambda path: path.name):
+        digest.update(entry.read_bytes() if entry.is_file() else b"")
     for path in sorted((Path(__file__).parent / "agent" / "audit").rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -110,6 +110,23 @@ def local_tree(folder: Path, package: str | None = None) -> Tree:
     )
 
 
+def cached(spec: str, *, package: str | None = None, cache: Path | None = None) -> Tree | None:
+    """The newest release that matches a requirement among those fetched before, or None. Asks nobody."""
+    requirement = _requirement(spec)
+    folder = (cache or cache_dir()) / "sources"
+    found: list[tuple[Version, Tree]] = []
+    for place in folder.glob(f"{canonicalize_name(requirement.name)}-*"):
+        tree = _cached(place)
+        with contextlib.suppress(InvalidVersion):
+            if (
+                tree
+                and tree.package == (package or tree.package)
+                and requirement.specifier.contains(tree.version, prereleases=True)
+            ):
+                found.append((Version(tree.version), tree))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
 def releases(spec: str) -> list[str]:
     """Versions that match a requirement, oldest first; pre-releases only when the requirement names one.
 

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from remoteops import rules
+from remoteops import recipes, rules
 
 Finding = Mapping[str, Any]
 Document = Mapping[str, Any]
@@ -68,7 +68,7 @@ def verdict(document: Document) -> Text:
     pair = f"{_side(document['consumer'])} on {_side(document['provider'])}"
     where = f"{plain(document['host'])}: " if document.get("host") else ""
     if broken:
-        fixes = sum(bool(finding.get("fix")) for finding in broken)
+        fixes = sum(known_fix(finding) is not None for finding in broken)
         head = Text(f"{where}{pair}: {_count(len(broken), 'break')}", style="bold red")
         head.append(f", {fixes} with a known fix", style="bold")
     else:
@@ -96,13 +96,17 @@ def render_finding(finding: Finding) -> RenderableType:
     what = _joined(plain(finding["symbol"]), plain(finding["detail"]))
     lines.append(Padding(Text(what), (0, 0, 0, 4)))
     if finding.get("was"):
-        lines.append(Padding(Text.assemble(("was  ", "dim"), plain(finding["was"])), (0, 0, 0, 4)))
+        lines.append(
+            Padding(
+                Text.assemble(("was  ", "dim"), plain(shorten(finding["was"], str(finding["detail"])))), (0, 0, 0, 4)
+            )
+        )
     if finding.get("now") or finding.get("now_at"):
         lines.append(
             Padding(
                 Text.assemble(
                     ("now  ", "dim"),
-                    plain(finding.get("now") or ""),
+                    plain(shorten(finding.get("now") or "", str(finding["detail"]))),
                     ("  " + plain(finding.get("now_at") or ""), "dim"),
                 ),
                 (0, 0, 0, 4),
@@ -121,17 +125,32 @@ def render_finding(finding: Finding) -> RenderableType:
 
 def describe_fix(finding: Finding) -> str:
     """What ``fab patch`` would do about a finding, in words."""
-    fix = finding.get("fix")
+    fix = known_fix(finding)
     if not fix:
         return "none known"
     if "recipe" in fix:
         return f"recipe {plain(fix['recipe'])}"
     words = [
-        plain(str(value))
-        for key, value in fix.items()
-        if key in ("name", "keyword", "attribute", "from", "to", "value")
+        plain(str(fix[key])) for key in ("name", "keyword", "attribute", "old", "to", "new", "value") if fix.get(key)
     ]
     return f"{plain(fix['edit'])} {' '.join(words)}".strip()
+
+
+def known_fix(finding: Finding) -> Mapping[str, Any] | None:
+    """The edit or recipe that resolves a finding: what it names, else what the recipes recognise in it."""
+    recipe = recipes.recipe_for(finding, recipes.load())
+    if recipe is not None:
+        return None if recipe.impossible else {"recipe": recipe.id}
+    return recipes.mechanical(finding)
+
+
+def shorten(text: str, detail: str, width: int = 240) -> str:
+    """A long signature around the parameter that a finding is about."""
+    if len(text) <= width:
+        return text
+    at = max(text.find(detail), 0) if detail else 0
+    start = max(0, min(at - width // 2, len(text) - width))
+    return ("… " if start else "") + text[start : start + width] + (" …" if start + width < len(text) else "")
 
 
 def show_matrix(console: Any, document: Document) -> None:

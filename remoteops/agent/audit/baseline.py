@@ -42,7 +42,7 @@ def compare(
             continue
         findings += _defaults(call, new, old, covered)
         if (
-            old["returns"] != new["returns"]
+            _annotation(old["returns"]) != _annotation(new["returns"])
             and old["returns"] is not None
             and new["returns"] is not None
             and call.get("result_used", True)
@@ -94,6 +94,7 @@ def complete(document: Dict[str, Any], package: str, path: str, version: str = "
     if not carried:
         return
     provider = Provider.open(package, path)
+    version = version or provider.tree.version or ""
     symbols = [*carried["symbols"], *(finding["symbol"] for finding in document["findings"])]
     was = facts(provider, symbols)
     label = "%s %s" % (package, version) if version else "the baseline"
@@ -128,7 +129,11 @@ def _signature(found: Found, parameters: Optional[Dict[str, Optional[str]]]) -> 
     node = found.node
     if isinstance(node, _FUNCTIONS):
         returns = " -> %s" % ast.unparse(node.returns) if node.returns is not None else ""
-        text = "%s(%s)%s" % (node.name, ast.unparse(node.args), returns)
+        inside = ast.unparse(node.args)
+        for receiver in ("self", "cls"):
+            if inside == receiver or inside.startswith(receiver + ", "):
+                inside = inside[len(receiver) + 2 :]
+        text = "%s(%s)%s" % (node.name, inside, returns)
     elif isinstance(node, ast.ClassDef):
         inside = ", ".join(
             name if default is None else "%s=%s" % (name, default) for name, default in (parameters or {}).items()
@@ -137,6 +142,40 @@ def _signature(found: Found, parameters: Optional[Dict[str, Optional[str]]]) -> 
     else:
         text = (found.text.strip().splitlines() or [""])[0]
     return text if len(text) <= MAX_SIGNATURE else text[:MAX_SIGNATURE] + " …"
+
+
+def _annotation(text: Optional[str]) -> Any:
+    """An annotation's meaning as far as spelling goes: Optional[X], Union[X, None] and X | None are one."""
+    if text is None:
+        return None
+    try:
+        return _meaning(ast.parse(text, mode="eval").body)
+    except SyntaxError:
+        return text
+
+
+def _meaning(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return _annotation(node.value)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _members([node.left, node.right])
+    if isinstance(node, ast.Subscript):
+        name = ast.unparse(node.value).rpartition(".")[2]
+        inside = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if name == "Union":
+            return _members(inside)
+        if name == "Optional":
+            return _members([*inside, ast.Constant(None)])
+        return (name.lower(), tuple(_meaning(one) for one in inside))
+    return ast.unparse(node).rpartition(".")[2].lower()
+
+
+def _members(nodes: List[ast.expr]) -> Any:
+    found = set()
+    for node in nodes:
+        meaning = _meaning(node)
+        found |= meaning if isinstance(meaning, frozenset) else {meaning}
+    return frozenset(found)
 
 
 def _raises(provider: Provider, symbol: str, node: Optional[ast.AST]) -> Set[str]:

@@ -6,11 +6,13 @@ import sys
 import time
 from typing import Any, Dict, List
 
-from remoteops.agent.audit import findings, query
+from remoteops.agent.audit import findings, layers, query
+from remoteops.agent.audit.ducks import Ducks
 from remoteops.agent.audit.index import Index
 from remoteops.agent.audit.modules import Module
 from remoteops.agent.audit.packages import Tree, locate
 from remoteops.agent.audit.record import Recorder
+from remoteops.agent.audit.subclasses import Subclasses
 from remoteops.agent.protocol import AgentError
 
 SCHEMA = "remoteops.probe/1"
@@ -24,6 +26,7 @@ def audit(request: Dict[str, Any]) -> Dict[str, Any]:
     started = time.perf_counter()
     context = analyse(request)
     document = findings.document(context)
+    layers.finish(document, context)
     document["seconds"] = round(time.perf_counter() - started, 3)
     return document
 
@@ -39,6 +42,8 @@ def analyse(request: Dict[str, Any]) -> "query.Context":
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 6000))
     index = Index([provider, consumer])
     recorder = Recorder(index, provider.package)
+    subclasses = Subclasses(index, recorder.classes, [provider.package, consumer.package], request.get("model"))
+    recorder.descend = subclasses.below
     modules = concerned(index, consumer, provider.package)
     for recording in (False, True):
         recorder.recording = recording
@@ -46,6 +51,7 @@ def analyse(request: Dict[str, Any]) -> "query.Context":
             recorder.walk_module(module)
         if not recording:
             forget(recorder, consumer)
+    Ducks(recorder, subclasses).judge()
     return query.Context(request, index, recorder, consumer, provider, modules)
 
 

@@ -160,7 +160,7 @@ class Consumer:
     def _calls(self, query: Query, provider: Provider, only: Optional[Set[str]]) -> Iterator[Use]:
         wanted = query["call"] if isinstance(query["call"], list) else [query["call"]]
         for file, line, column, symbol, target in self.calls:
-            symbol, target = _callee(symbol), _callee(target)
+            symbol, target = callee(symbol), callee(target)
             if not any(fnmatch.fnmatchcase(name, glob) for name in (symbol, target) if name for glob in wanted):
                 continue
             if only is not None and file not in only:
@@ -174,7 +174,7 @@ class Consumer:
                 yield use
 
     def _fits(self, query: Query, use: Use, node: ast.Call, provider: Provider) -> bool:
-        given, doubt = _arguments(node, provider.parameters(use.target or use.symbol))
+        given, doubt = arguments(node, provider.parameters(use.target or use.symbol))
         if any(name in given for name in query.get("without", [])):
             return False
         if query.get("without") and doubt:
@@ -248,7 +248,7 @@ class Consumer:
         return anchor.module.enclosing(anchor.node, kinds)
 
 
-def _arguments(node: ast.Call, parameters: Optional[Dict[str, Optional[str]]]) -> Tuple[Dict[str, ast.AST], str]:
+def arguments(node: ast.Call, parameters: Optional[Dict[str, Optional[str]]]) -> Tuple[Dict[str, ast.AST], str]:
     """Arguments by parameter name, and the text of the first ``*`` or ``**`` (which may pass anything)."""
     given: Dict[str, ast.AST] = {}
     doubt = ""
@@ -274,7 +274,7 @@ def _dotted(node: ast.AST) -> str:
         return type(node).__name__
 
 
-def _callee(symbol: str) -> str:
+def callee(symbol: str) -> str:
     """A class stands for its constructor."""
     head, _, last = symbol.rpartition(".")
     return head if last in ("__init__", "__new__", "__post_init__") else symbol
