@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remoteops.lab.place import Place, Report, profile, profiles, to_stderr
@@ -107,25 +106,17 @@ def _bring_up(place: Place, host: Host, report: Report) -> None:
 
 
 def _as_ssh(place: Place, host: Host) -> Host:
-    state = place.state()
+    from remoteops.lab import server
+
+    found = server.as_host(place, host.name)
+    known = ("address", "port", "user", "identity_files", "known_hosts", "ssh_config")
     return host.model_copy(
         update={
+            **{field: getattr(found, field) for field in known},
             "connect": "ssh",
-            "address": "127.0.0.1",
-            "port": int(state["port"]),
-            "user": str(state["user"]),
-            "identity_files": (str(place.user_key),),
-            "known_hosts": (str(place.known_hosts),),
-            "ssh_config": str(place.ssh_config),
             "host_key": "strict",
             "jump": None,
             "venv": host.venv or str(place.venv),
-            "python": host.python or state.get("python"),
+            "python": host.python or place.state().get("python"),
         }
     )
-
-
-def purge_size(name: str) -> int:
-    """Bytes that ``down(name, purge=True)`` would free."""
-    root: Path = Place(profile(name).name).root
-    return sum(file.lstat().st_size for file in root.rglob("*") if file.is_file() and not file.is_symlink())

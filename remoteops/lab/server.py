@@ -16,9 +16,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from remoteops.errors import LabError
+from remoteops.errors import LabError, LinkError
 from remoteops.lab.place import Place, Report
+
+if TYPE_CHECKING:
+    from remoteops.inventory import Host
 
 _CONFIG = """\
 Port {port}
@@ -220,32 +224,31 @@ def _wait(place: Place, port: int) -> str:
     return "no answer in 10 s; " + " / ".join(said)
 
 
+def as_host(place: Place, name: str = "lab", port: int | None = None) -> Host:
+    """The embedded host as an ordinary SSH host: everything the link needs, nothing from the user's ssh_config."""
+    from remoteops.inventory import Host
+
+    return Host(
+        name=name,
+        address="127.0.0.1",
+        port=port or int(place.state()["port"]),
+        user=getpass.getuser(),
+        identity_files=(str(place.user_key),),
+        known_hosts=(str(place.known_hosts),),
+        ssh_config=str(place.ssh_config),
+    )
+
+
 def _self_test(place: Place, port: int) -> str:
     """'' when a login and a command work: an account may be locked, or its shell refuse logins."""
-    import paramiko
+    from remoteops.transport import connect
 
-    client = paramiko.SSHClient()
-    client.load_host_keys(str(place.known_hosts))
-    client.set_missing_host_key_policy(paramiko.RejectPolicy())
     try:
-        client.connect(
-            "127.0.0.1",
-            port,
-            username=getpass.getuser(),
-            key_filename=str(place.user_key),
-            timeout=10,
-            banner_timeout=10,
-            auth_timeout=10,
-            allow_agent=False,
-            look_for_keys=False,
-        )
-        _, stdout, _ = client.exec_command("pwd", timeout=20)
-        where = stdout.read().decode().strip()
-        return "" if Path(where) == place.home.resolve() else f"a session starts in {where or 'nowhere'}"
-    except (paramiko.SSHException, OSError) as error:
-        return f"login refused: {error}"
-    finally:
-        client.close()
+        with connect(as_host(place, port=port)) as link:
+            where = link.exec(["pwd"], timeout=20).stdout.decode().strip()
+    except LinkError as error:
+        return f"{error.message} ({error.tried})"
+    return "" if where and Path(where).resolve() == place.home.resolve() else f"a session starts in {where or 'nowhere'}"
 
 
 def _port(preferred: object) -> int:
