@@ -60,7 +60,8 @@ class SlowTokenizer(PreTrainedTokenizer):
         return self.names[index]
 
     def convert_tokens_to_string(self, tokens):
-        return bytes(self.ids[one] for one in tokens if one in self.ids).decode("utf-8", "replace")
+        parts = [bytes([self.ids[one]]) if one in self.ids else one.encode() for one in tokens]
+        return b"".join(parts).decode("utf-8", "replace")
 
     def save_vocabulary(self, save_directory, filename_prefix=None):
         path = os.path.join(save_directory, "bytes.json")

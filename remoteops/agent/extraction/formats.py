@@ -15,6 +15,7 @@ import struct
 from typing import Any, Dict, Iterable, List, Sequence, Union
 
 from remoteops.agent import manifest
+from remoteops.agent.extraction import ptfile
 from remoteops.agent.extraction.layers import CONVENTION
 
 SYNC = ("file", "end", "none")
@@ -234,22 +235,21 @@ def _write_all(path: str, parts: List[Any], sync: bool) -> None:
 def _write_pt(path: str, row: Any, layers: Sequence[Any], sync: bool) -> None:
     import torch
 
-    # A slice of a larger tensor would drag its whole storage into the file.
-    own = [_alone(one.detach().cpu().contiguous()) for one in layers]
     sample = {
         "input_ids": torch.tensor(row.input_ids, dtype=torch.long),
-        "hidden_states": own,
+        "hidden_states": [one.detach().cpu().contiguous() for one in layers],
         "loss_mask": torch.tensor(row.loss_mask, dtype=torch.long),
     }
-    with open(path, "xb") as stream:
-        torch.save(sample, stream)
-        stream.flush()
-        if sync:
-            os.fsync(stream.fileno())
-
-
-def _alone(tensor: Any) -> Any:
-    return tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
+    try:
+        _write_all(path, list(ptfile.parts(sample)), sync)
+    except ValueError:  # beyond 4 GiB
+        # A slice of a larger tensor would drag its whole storage into the file.
+        sample["hidden_states"] = [one.clone() for one in sample["hidden_states"]]
+        with open(path, "xb") as stream:
+            torch.save(sample, stream)
+            stream.flush()
+            if sync:
+                os.fsync(stream.fileno())
 
 
 def _sync(path: str) -> None:
