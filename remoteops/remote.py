@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -222,11 +223,8 @@ class Agent:
         said = errors.decode("utf-8", "replace").strip()
         if not started and process.exit_signal is None:
             return f"status {process.exit_status}" + (f": {said.splitlines()[-1][:300]}" if said else "")
-        ending = (
-            f"was killed by SIG{process.exit_signal}"
-            if process.exit_signal
-            else f"ended with status {process.exit_status}"
-        )
+        signal_name = process.exit_signal or _signal_of(process.exit_status)
+        ending = f"was killed by SIG{signal_name}" if signal_name else f"ended with status {process.exit_status}"
         raise ConnectionLost(
             f"the agent {ending} without an answer",
             host=self.host.name,
@@ -361,6 +359,13 @@ class Agent:
             tried="; ".join(tried),
             hint="set cache_dir of this host in the inventory to a folder that its user can write",
         )
+
+
+def _signal_of(status: int | None) -> str:
+    """The signal behind a status above 128, where a shell stands between the agent and us."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals((status or 0) - 128).name[3:]
+    return ""
 
 
 @contextlib.contextmanager

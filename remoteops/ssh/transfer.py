@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -294,6 +295,15 @@ def _fetch(
             digest = hashlib.sha256()
             have = os.fstat(fd).st_size
             have = have if have <= size else 0
+            free = shutil.disk_usage(part.parent).free
+            if size - have > free:
+                raise DiskTooSmall(
+                    f"the file has {size} bytes, and {free} are free in {part.parent} on this machine",
+                    tried=what,
+                    hint="choose another folder, or pull fewer samples",
+                    need=size,
+                    free=free,
+                )
             sink.truncate(have)
             while chunk := sink.read(CHUNK):
                 digest.update(chunk)
