@@ -29,7 +29,7 @@ from remoteops.errors import (
 )
 from remoteops.local import LocalProcess
 from remoteops.ssh import sftp
-from remoteops.ssh.baselink import BaseLink, Progress
+from remoteops.ssh.baselink import BaseLink, Completed, Progress
 from remoteops.ssh.dial import Dialled, describe, dial
 from remoteops.ssh.process import (
     LAUNCHER,
@@ -42,6 +42,7 @@ from remoteops.ssh.process import (
 from remoteops.ssh.route import Route, resolve
 from remoteops.ssh.wire import WINDOW, Heartbeat, LinkTransport
 
+__all__ = ["BaseLink", "Completed", "Link", "LocalLink", "close_links_of", "connect"]
 BUSY_TRIES = 6  # connections to an sshd that drops logins (MaxStartups) before giving up
 
 
