@@ -13,7 +13,9 @@ import hashlib
 import os
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from remoteops.agent import modelinfo
 from remoteops.agent.protocol import AgentError
+from remoteops.agent.rundir import read_json
 
 ROLES = {
     "human": "user",
@@ -36,6 +38,14 @@ Span = Tuple[int, int]
 def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
     """The model's tokenizer. Raises AgentError(MissingModel) when it has none, or when it is code and that is not
     allowed."""
+    if not trust_remote_code and _is_code(model):
+        # Asked first: the library would wait for somebody to type "yes".
+        raise AgentError(
+            "MissingModel",
+            "the tokenizer of %s is Python code of the model's own" % model,
+            tried="auto_map in tokenizer_config.json",
+            hint="if you trust it, set `trust_remote_code: true` in the workload of inventory.yaml",
+        )
     from transformers import AutoTokenizer
 
     try:
@@ -55,6 +65,15 @@ def load_tokenizer(model: str, trust_remote_code: bool = False) -> Any:
             tried="transformers.AutoTokenizer.from_pretrained",
             hint="the model folder needs its tokenizer files",
         ) from None
+
+
+def _is_code(model: str) -> bool:
+    try:
+        folder = modelinfo.find(model)
+    except AgentError:
+        return False
+    config = read_json(os.path.join(folder, "tokenizer_config.json")) or {}
+    return "AutoTokenizer" in (config.get("auto_map") or {})
 
 
 def template_sha256(tokenizer: Any) -> Optional[str]:
