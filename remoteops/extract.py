@@ -226,13 +226,9 @@ def finish(
         "tokens_per_s": round((written if written is not None else tokens) / extracting, 1) if extracting else None,
         "report": report,
         "made": summary.get("made"),
+        "dataset": summary.get("dataset"),
         "status": status,
-        "seconds": {
-            **started.seconds,
-            **{f"run.{name}": value for name, value in story["phases"].items()},
-            **clock.seconds,
-            **({"total": round(time.monotonic() - began, 3)} if began else {}),
-        },
+        "seconds": _seconds(started, story["phases"], clock.seconds, report, began),
     }
     if status.get("state") == "done":
         return document

@@ -80,7 +80,8 @@ def extract(job: Dict[str, Any], reporter: Reporter) -> int:
     from remoteops.agent.extraction import check
 
     report = check.check(str(job["out"]), None, reference=int(job.get("reference") or 0), job=job)
-    summary = {"rows": len(loaded.rows), "written": len(todo), "report": report, "made": made}
+    summary = {"rows": len(loaded.rows), "written": len(todo), "written_tokens": sum(len(row.input_ids) for row in todo),
+               "report": report, "made": made, "dataset": {**loaded.report, "dropped": loaded.report["dropped"][:50]}}
     if not report["ok"]:
         reporter.failure("VerifyFailed", "%d problems in %s" % (report.get("problem_count", 0), job["out"]),
                          "fab verify names the rows; fab extract on the same folder does them again", report=report)

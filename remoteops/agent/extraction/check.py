@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from remoteops.agent import manifest
@@ -50,6 +51,7 @@ def check(
     if found is None:
         raise AgentError("OutputMismatch", "no manifest in %s" % out, hint="is this the output folder of a run?")
     header, report = found.header, Report()
+    began = time.monotonic()
     lengths: List[int] = []
     seen: Dict[str, Any] = {}
     total = size = checked = 0
@@ -106,6 +108,7 @@ def check(
         "format": header["format"],
         "hidden_size": header["hidden_size"],
     }
+    result["seconds"] = {"read": round(time.monotonic() - began, 3)}
     if reference:
         from remoteops.agent.extraction import reference as recompute
 
@@ -118,6 +121,7 @@ def check(
             emit=emit,
         )
         result["reference"] = compared
+        result["seconds"]["reference"] = round(time.monotonic() - began - result["seconds"]["read"], 3)
         if compared.get("ok") is False:
             result["ok"] = False
     return result
