@@ -36,7 +36,7 @@ from remoteops.agent.audit.values import (
 
 
 class Hit(NamedTuple):
-    """One option of a receiver, judged. ``status``: found, missing, unsure. ``target``: the dotted place of the definition."""
+    """One option of a receiver, judged. ``status``: found, missing, unsure, partly (``lacking`` of ``among`` derived classes). ``target``: the dotted place of the definition."""
 
     option: Value
     status: str
@@ -45,6 +45,8 @@ class Hit(NamedTuple):
     reason: str = ""
     member: Optional[Member] = None
     symbol: Optional[Symbol] = None
+    lacking: Tuple[str, ...] = ()
+    among: int = 0
 
 
 class Access(NamedTuple):
@@ -60,7 +62,7 @@ class Attributes(Annotations):
     decorators: Decorators
     constructors: Constructors
     # What to do when a class that may be a base of the real one lacks an attribute: set by ``subclasses``.
-    descend: Optional[Callable[[ClassInfo, str], List[ClassInfo]]] = None
+    descend: Optional[Callable[[ClassInfo], List[ClassInfo]]] = None
     # Classes into which a class is mixed at run time, by id of the mixin: set by ``strings``.
     hosts: Dict[int, List[ClassInfo]]
 
@@ -212,18 +214,27 @@ class Attributes(Annotations):
                 option, "unsure", Unknown(reach, "%s.%s" % (info.dotted, name)), info.dotted + "." + name, reason
             )
         if not option.exact and self.descend is not None:
-            below = self.descend(info, name)
-            if below:
-                value = join([self._hit(Instance(k, True), name).value for k in below])
-                names = ", ".join(sorted(k.name for k in below)[:4])
-                return Hit(
-                    option,
-                    "unsure",
-                    value,
-                    info.dotted + "." + name,
-                    "declared as %s, which lacks it; a class derived from it has it (%s)" % (info.name, names),
-                )
+            below = self._below(option, name)
+            if below is not None:
+                return below
         return Hit(option, "missing", Unknown(reach, "%s.%s" % (info.dotted, name)), info.dotted + "." + name)
+
+    def _below(self, option: Instance, name: str) -> Optional[Hit]:
+        """The judgement on the classes derived from a declared one that lacks the attribute; None when none has it."""
+        info = option.info
+        assert self.descend is not None
+        below = [k for k in self.descend(info) if not self.classes.is_abstract(k)]
+        target = info.dotted + "." + name
+        having = [k for k in below if self.classes.has(k, name)[0]]
+        if not having:
+            protocol = any(b.endswith(".Protocol") for b, _ in self.classes.bases(info))
+            open_ones = [k for k in below if self.classes.has(k, name)[0] is None]
+            if protocol or open_ones:
+                return Hit(option, "unsure", Unknown(True, target), target, "no class known to stand for %s shows it" % info.name)
+            return None
+        lacking = tuple(sorted(k.name for k in below if self.classes.has(k, name)[0] is False))
+        hits = [self._hit(Instance(k, True), name) for k in having]
+        return Hit(option, "partly" if lacking else "found", join([h.value for h in hits]), target, member=hits[0].member, lacking=lacking, among=len(below))
 
     def _only_init(self, info: ClassInfo, name: str) -> bool:
         """Whether a name is a constructor's parameter only (InitVar without default)."""
@@ -385,7 +396,7 @@ class Attributes(Annotations):
             return Hit(option, "unsure", Unknown(reach, name), info.dotted + "." + name, reason)
         if self.constructors.family(info) != "plain" and name.startswith("__"):
             return Hit(option, "found", Unknown(reach, name), info.dotted + "." + name)
-        if not option.exact and self.descend is not None and self.descend(info, name):
+        if not option.exact and self.descend is not None and any(self.classes.has(k, name, instance=False)[0] for k in self.descend(info)):
             return Hit(
                 option,
                 "unsure",

@@ -160,6 +160,11 @@ class Calls(Attributes):
         if node is None:
             return Unknown(reach, function.dotted)
         value = self._declared_result(function, bound, arguments)
+        if value is not None and arguments:
+            value = self.carried_through(value, arguments)
+        if value == ExternalInstance("bool") and not reach:
+            inferred = self._inferred_result(function, bound, arguments)
+            value = inferred if isinstance(inferred, (Const, Unknown)) else value
         if value is None:
             value = self._inferred_result(function, bound, arguments)
         if value == UNKNOWN and reach:
@@ -170,6 +175,46 @@ class Calls(Attributes):
         if isinstance(node, ast.AsyncFunctionDef) and not _yields(node):
             return Sequence("awaitable", None, value)
         return value
+
+    def carried_through(self, declared: Value, arguments: Dict[str, Value]) -> Value:
+        """A declared external type made precise: given an object of a class derived from it, a function most likely returns that.
+
+        ``def wrap(m: nn.Module) -> nn.Module``, called with a ``Layer(nn.Module)``, gives a ``Layer``.
+        """
+        if not any(isinstance(o, (ExternalInstance, Sequence)) for o in options(declared)):
+            return declared
+        carried: List[Instance] = []
+        for argument in arguments.values():
+            carried.extend(self._objects_in(argument))
+        return self._replaced(declared, carried) if carried else declared
+
+    def _objects_in(self, value: Value) -> List[Instance]:
+        found: List[Instance] = []
+        for option in options(value):
+            if isinstance(option, Instance):
+                found.append(option)
+            elif isinstance(option, LambdaValue):
+                found.extend(o for o in options(self.evaluate(option.node.body, option.scope)) if isinstance(o, Instance))
+            elif isinstance(option, Sequence) and option.kind != "dict":
+                found.extend(o for o in options(elements(option)) if isinstance(o, Instance))
+            elif isinstance(option, ClassValue):
+                found.append(Instance(option.info, option.exact))
+        return found
+
+    def _replaced(self, declared: Value, carried: List[Instance]) -> Value:
+        found: List[Value] = []
+        for option in options(declared):
+            if isinstance(option, Sequence):
+                parts = tuple(self._replaced(p, carried) for p in option.parts) if option.parts is not None else None
+                found.append(Sequence(option.kind, parts, self._replaced(option.each, carried) if option.each is not None else None, option.keys))
+            elif isinstance(option, ExternalInstance) and option.dotted.rsplit(".", 1)[-1] in CONTAINERS:
+                found.append(option._replace(items=join(carried)))
+            elif isinstance(option, ExternalInstance):
+                same = [c for c in carried if option.dotted in self.classes.lineage(c.info).external]
+                found.extend(same or [option])
+            else:
+                found.append(option)
+        return join(found)
 
     def _declared_result(
         self, function: FunctionInfo, bound: Optional[Value], arguments: Optional[Dict[str, Value]]

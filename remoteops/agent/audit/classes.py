@@ -91,11 +91,16 @@ class Lineage(NamedTuple):
     open: str
 
 
+_SETTERS = ("setattr", "__setattr__", "register_buffer", "register_parameter", "add_module", "register_module")
+_NAMED = re.compile(r"(?:%s)\s*\(" % "|".join(_SETTERS))
+
+
 class Classes:
     """Facts about classes of an index; kept on the ClassInfo objects."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
+        self._stored: Dict[Unit, Dict[str, List[ast.AST]]] = {}
 
     # -- bases -------------------------------------------------------------------------------------------------------
 
@@ -322,21 +327,32 @@ class Classes:
             return
         masked = klass.unit.source.masked
         stores = re.compile(r"\.\s*%s\s*(?::[^=\n]|=(?!=)|,|\)|\]|[-+*/|&^%%]=| in\b| as\b|\n)" % re.escape(name))
-        named = re.compile(
-            r"(?:setattr|__setattr__|register_buffer|register_parameter|add_module|register_module)\s*\("
-        )
         for unit in klass.unit.body().units:
             if unit.kind != "def" or not unit.mentions(name):
                 continue
-            plain = stores.search(masked, unit.start, unit.end)
-            if not plain and not named.search(masked, unit.start, unit.end):
+            if not stores.search(masked, unit.start, unit.end) and not _NAMED.search(masked, unit.start, unit.end):
                 continue
-            function = unit.function()
-            if function is None or not (function.args.args or function.args.posonlyargs):
-                continue
-            receiver = (function.args.posonlyargs + function.args.args)[0].arg
-            for node in _stores(function, receiver, name):
+            for node in self._stores(unit).get(name, []):
                 yield Member("attribute", name, klass, node=node, method=unit)
+
+    def _stores(self, unit: Unit) -> Dict[str, List[ast.AST]]:
+        """Attribute -> statements of a method that set it on the receiver."""
+        if unit not in self._stored:
+            function = unit.function()
+            first = (function.args.posonlyargs + function.args.args)[:1] if function is not None else []
+            self._stored[unit] = stores_in(function, first[0].arg) if function is not None and first else {}
+        return self._stored[unit]
+
+    def sets(self, klass: ClassInfo, name: str) -> bool:
+        """Whether a class's own methods set an attribute; told from the text where that is plain."""
+        if "assigned" in klass.facts and name in klass.facts["assigned"]:  # type: ignore[operator]
+            return bool(klass.facts["assigned"][name])  # type: ignore[index]
+        if not klass.unit.mentions(name):
+            return False
+        plain = re.compile(r"\bself\.%s[ \t]*(?::[^=\n]+)?=(?!=)" % re.escape(name))
+        if plain.search(klass.unit.source.masked, klass.unit.start, klass.unit.end):
+            return True
+        return bool(self.own_assigned(klass, name))
 
     def fallback(self, info: ClassInfo) -> str:
         """Why any attribute may exist on instances (``__getattr__``, setattr with computed names …), or an empty string."""
@@ -368,7 +384,7 @@ class Classes:
                 pass
             else:
                 return True, ""
-        if instance and self.assigned(info, name):
+        if instance and any(self.sets(klass, name) for klass in self.lineage(info).classes):
             return True, ""
         for base in self.lineage(info).external:
             if name in base_names(base):
@@ -444,8 +460,9 @@ def _slots(statements: List[ast.stmt]) -> Iterator[str]:
                     yield node.value
 
 
-def _stores(function: ast.AST, receiver: str, name: str) -> Iterator[ast.AST]:
-    """Statements that set ``receiver.name`` in a function."""
+def stores_in(function: ast.AST, receiver: str) -> Dict[str, List[ast.AST]]:
+    """Attribute -> nodes of a function that set it on the receiver."""
+    found: Dict[str, List[ast.AST]] = {}
     for node in ast.walk(function):
         targets: List[ast.AST] = []
         if isinstance(node, ast.Assign):
@@ -454,27 +471,16 @@ def _stores(function: ast.AST, receiver: str, name: str) -> Iterator[ast.AST]:
             targets = [node.target]
         elif isinstance(node, (ast.With, ast.AsyncWith)):
             targets = [i.optional_vars for i in node.items if i.optional_vars is not None]
-        elif isinstance(node, ast.Call) and last_name(node.func) in (
-            "setattr",
-            "__setattr__",
-            "register_buffer",
-            "register_parameter",
-            "add_module",
-            "register_module",
-        ):
-            if any(isinstance(a, ast.Constant) and a.value == name for a in node.args[:2]):
-                yield node
+        elif isinstance(node, ast.Call) and last_name(node.func) in _SETTERS:
+            for argument in node.args[:2]:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    found.setdefault(argument.value, []).append(node)
             continue
         for target in targets:
             for inner in ast.walk(target):
-                if (
-                    isinstance(inner, ast.Attribute)
-                    and inner.attr == name
-                    and isinstance(inner.value, ast.Name)
-                    and inner.value.id == receiver
-                    and (isinstance(inner.ctx, ast.Store))
-                ):
-                    yield node
+                if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and isinstance(inner.value, ast.Name) and inner.value.id == receiver:
+                    found.setdefault(inner.attr, []).append(node)
+    return found
 
 
 def _local_definition(function: FunctionInfo, name: str) -> Optional[ast.stmt]:

@@ -12,6 +12,7 @@ from remoteops.agent.audit.index import Index
 from remoteops.agent.audit.modules import Module
 from remoteops.agent.audit.packages import Tree, locate
 from remoteops.agent.audit.record import Recorder
+from remoteops.agent.audit.strings import Strings
 from remoteops.agent.audit.subclasses import Subclasses
 from remoteops.agent.protocol import AgentError
 
@@ -45,12 +46,16 @@ def analyse(request: Dict[str, Any]) -> "query.Context":
     subclasses = Subclasses(index, recorder.classes, [provider.package, consumer.package], request.get("model"))
     recorder.descend = subclasses.below
     modules = concerned(index, consumer, provider.package)
+    strings = Strings(recorder, subclasses)
     for recording in (False, True):
         recorder.recording = recording
         for module in modules:
             recorder.walk_module(module)
         if not recording:
+            strings.find_hosts()
+            recorder.calls_met = []
             forget(recorder, consumer)
+    strings.judge()
     Ducks(recorder, subclasses).judge()
     return query.Context(request, index, recorder, consumer, provider, modules)
 

@@ -119,13 +119,18 @@ class Scope:
                 if self.evaluator.decorators.flavour(function) == "classmethod" or function.name == "__new__":
                     return ClassValue(function.owner, False)
                 return Instance(function.owner)
-            if name in self.arguments:
+            if name in self.arguments and not isinstance(self.arguments[name], Unknown):
                 return self.arguments[name]
             reach = self.evaluator.in_provider(self.module)
             declared = self.evaluator.annotation(argument.annotation, self.module, self.owner, receiver=self.receiver)
             passed = function.facts.get("passed", {})
             if declared == UNKNOWN and name in passed:  # type: ignore[operator]
                 return passed[name]  # type: ignore[index]
+            if isinstance(declared, (Unknown, External, ExternalInstance)):
+                default = _default_of(arguments, argument)
+                value = self.evaluator.evaluate(default, self.evaluator.module_scope(self.module)) if default is not None else UNKNOWN
+                if isinstance(value, (ClassValue, FunctionValue)):
+                    return value
             return Unknown(reach, name) if declared == UNKNOWN and reach else declared
         if arguments.vararg is not None and arguments.vararg.arg == name:
             return Sequence(
@@ -136,6 +141,15 @@ class Scope:
                 "dict", None, self.evaluator.annotation(arguments.kwarg.annotation, self.module, self.owner)
             )
         return None
+
+
+def _default_of(arguments: ast.arguments, wanted: ast.arg) -> Optional[ast.expr]:
+    plain = arguments.posonlyargs + arguments.args
+    defaults: List[Optional[ast.expr]] = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
+    for argument, default in list(zip(plain, defaults)) + list(zip(arguments.kwonlyargs, arguments.kw_defaults)):
+        if argument is wanted:
+            return default
+    return None
 
 
 def binding_table(body: List[ast.stmt]) -> Dict[str, List[Tuple[str, ast.AST]]]:

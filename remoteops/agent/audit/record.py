@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any, Dict, List, Optional, Tuple
 
 from remoteops.agent.audit import sites as S
@@ -31,6 +32,7 @@ from remoteops.agent.audit.values import (
 
 ORDER = {S.DEAD: 0, S.OK: 1, S.GUARDED: 2, S.UNRESOLVED: 3, S.RISK: 4, S.BREAK: 5}
 BROAD = {"Exception", "BaseException"}
+NEARLY_ALL = 0.9  # of the classes that can stand somewhere: then it breaks for the user, whatever his class
 
 
 class Store:
@@ -56,6 +58,7 @@ class Recorder(Flow):
         self.classes_met: Dict[int, ClassInfo] = {}
         self.calls_met: List[Tuple[Site, ast.Call, Value, Callee, FlowScope]] = []
         self.recording = True
+        self.replacing = False
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 
@@ -207,7 +210,7 @@ class Recorder(Flow):
             self.settle(site, S.OK)
             return access.value
         self._judge_attribute(site, node.attr, hits, access.hits, base)
-        if all(isinstance(h.option, Unknown) for h in hits) and len(hits) == len(options(base)):
+        if all(isinstance(h.option, Unknown) for h in hits):
             return Unknown(False, getattr(hits[0].option, "via", "") + "." + node.attr)
         return access.value
 
@@ -224,21 +227,31 @@ class Recorder(Flow):
         missing = [h for h in hits if h.status == "missing"]
         found = [h for h in everything if h.status == "found"]
         unsure = [h for h in hits if h.status == "unsure"]
+        partly = next((h for h in hits if h.status == "partly"), None)
         if missing and self._set_elsewhere(name, missing):
             self.settle(site, S.UNRESOLVED, "no class body or method sets %s, other code of %s does" % (name, self.provider))
             return
         if missing:
             kinds = sorted({_label(h.option) for h in missing})
             message = _attribute_error(missing[0].option, name)
-            sure = len(missing) == len(everything)
-            lack = "%d of %d classes that can stand here lack it: %s" % (len(missing), len(everything), ", ".join(kinds[:12])) if not sure else ""
+            sure = len(missing) >= NEARLY_ALL * len(everything)
+            all_lack = len(missing) == len(everything)
+            lack = "%d of %d classes that can stand here lack it: %s" % (len(missing), len(everything), ", ".join(kinds[:12])) if not all_lack else ""
             problem = Problem("missing-attribute", name, error="AttributeError", message=message, sure=sure, now=lack,
                               now_at=self._where(missing[0].option), extra={"classes": kinds})
             self.settle(site, S.BREAK if sure else S.RISK, lack, (problem,))
+        elif partly is not None:
+            self._judge_partly(site, name, partly)
         elif unsure and not (found and all(isinstance(h.option, (Unknown, ExternalInstance)) for h in unsure)):
             self.settle(site, S.UNRESOLVED, unsure[0].reason)
         else:
             self.settle(site, S.OK)
+
+    def _judge_partly(self, site: Site, name: str, hit: Hit) -> None:
+        text = "%d of %d classes that can stand here lack it: %s" % (len(hit.lacking), hit.among, ", ".join(hit.lacking[:12]))
+        problem = Problem("missing-attribute", name, error="AttributeError", message="'%s' object has no attribute '%s'" % (hit.lacking[0], name),
+                          sure=False, now=text, extra={"classes": list(hit.lacking)})
+        self.settle(site, S.RISK, text, (problem,))
 
     def _where(self, option: Value) -> str:
         info = getattr(option, "info", None)
@@ -248,14 +261,19 @@ class Recorder(Flow):
 
     def _set_elsewhere(self, name: str, missing: List[Hit]) -> bool:
         """Whether the provider's code sets an attribute of that name on some other object than ``self``."""
-        import re
-
         if all(isinstance(h.option, ModuleValue) for h in missing):
             return False
-        text = re.compile(rb"(?<![\w.])(?!self\.|cls\.)[A-Za-z_][\w.]*\.%s\s*(?::\s*[^=\n]+)?=(?!=)|setattr\([^,()]+,\s*[\"']%s[\"']" % (name.encode(), name.encode()))
+        word = re.escape(name.encode())
+        stores = re.compile(rb"\.%s[ \t]*(?::[^=\n]+)?=(?!=)|setattr\([^,()\n]+,\s*[\"']%s[\"']" % (word, word))
         for _module, path in self.index.grep(self.provider, name.encode()):
-            if text.search(self.index.data(self.index.trees[self.provider], path)):
-                return True
+            data = self.index.data(self.index.trees[self.provider], path)
+            for match in stores.finditer(data):
+                if match.group().startswith(b"setattr"):
+                    return True
+                begin = data.rfind(b"\n", 0, match.start()) + 1
+                receiver = re.split(rb"[^\w.]", data[begin : match.start()])[-1]
+                if receiver not in (b"self", b"cls", b"") and not receiver.startswith((b"self.", b"cls.")):
+                    return True
         return False
 
     def _inherits(self, option: Value) -> bool:
@@ -304,6 +322,8 @@ class Recorder(Flow):
             site.callee = worst
             everywhere = len(failing) == len(judged) and len(judged) == len([o for o in options(value) if not isinstance(o, Unknown)])
             problems = tuple(_call_problem(worst, p, everywhere) for p in outcome.problems)
+            if self.replacing and not everywhere:
+                problems = (self._override_problem(failing, len(judged), outcome),)
             self.settle(site, S.BREAK if everywhere else S.RISK, "" if everywhere else "%d of %d possible callees do not take this call" % (len(failing), len(judged)), problems)
         elif doubt:
             self.settle(site, S.UNRESOLVED, doubt)
@@ -311,8 +331,17 @@ class Recorder(Flow):
             self.settle(site, S.UNRESOLVED, "arguments are passed on as *args or **kwargs whose content is not known")
         else:
             self.settle(site, S.OK)
-        if self.recording and not self.muted and site.status != S.DEAD:
+        if not self.muted and not self.dead:
             self.calls_met.append((site, node, option, callee, scope))
+
+    def _override_problem(self, failing: List[Tuple[Callee, Outcome]], total: int, outcome: Outcome) -> Problem:
+        """A function that stands in for a method calls what some of the classes it meets do not take."""
+        names = sorted({c.function.owner.name for c, _o in failing if c.function is not None and c.function.owner is not None})
+        callee = failing[0][0]
+        one = _call_problem(callee, outcome.problems[0], False)
+        text = "%d of %d classes take no such call: %s" % (len(failing), total, ", ".join(names[:12]))
+        return Problem("override-mismatch", outcome.problems[0].name, error="TypeError", message=one.message, now=text, now_at=one.now_at,
+                       sure=False, extra={"classes": names})
 
     def _provider_callee(self, option: Value) -> Optional[Callee]:
         if isinstance(option, (External, Unknown, ExternalInstance)):
