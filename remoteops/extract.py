@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from remoteops import errors, logs, patch, probe, runs
+from remoteops import errors, logs, outcome, patch, probe, runs
 from remoteops.agent import capabilities
 from remoteops.agent.extraction import layers as layer_ids
 from remoteops.agent.protocol import AgentError
-from remoteops.errors import AuditBroken, PreflightFailed, RemoteOpsError, RunFailed
+from remoteops.errors import AuditBroken, PreflightFailed, RemoteOpsError
 from remoteops.inventory import Host
 from remoteops.job import LOCAL, OnEvent, Options, build, label, local_file, place_dataset
 from remoteops.remote import Agent, open_agent
@@ -228,31 +228,11 @@ def finish(
         "made": summary.get("made"),
         "dataset": summary.get("dataset"),
         "status": status,
-        "seconds": _seconds(started, story["phases"], clock.seconds, report, began),
+        "seconds": outcome.seconds(started.seconds, story["phases"], clock.seconds, report, began),
     }
     if status.get("state") == "done":
         return document
-    raise _failed(host, started.run, story, status, document)
-
-
-def _failed(
-    host: Host, run: str, story: Mapping[str, Any], status: Mapping[str, Any], document: dict[str, Any]
-) -> RemoteOpsError:
-    """The error a run that is not done stands for: the kind its engine named, with the error lines of its log as
-    causes."""
-    failure = story.get("failure") or status.get("last_error") or {}
-    kind = errors.by_kind(str(failure.get("kind") or "RunFailed"))
-    causes = [str(one) for one in failure.get("causes") or ()]
-    message = failure.get("message") or status.get("reason") or f"the run is {status.get('state')}"
-    resume = f"fab tail-logs --run {run} shows the log; fab extract --resume {run} goes on where it stopped"
-    return (kind if kind is not RemoteOpsError else RunFailed)(
-        f"{message}\n  cause: {causes[0]}" if causes and causes[0] not in str(message) else str(message),
-        host=host.name,
-        tried=f"run {run}",
-        hint=failure.get("hint") or resume,
-        causes=causes,
-        document=document,
-    )
+    raise outcome.failure(host, started.run, story, status, document)
 
 
 def _judge(host: Host, found: Mapping[str, Any], force: bool) -> list[str]:

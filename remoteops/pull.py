@@ -83,14 +83,11 @@ def pull(
                 target.is_file() and target.stat().st_size == record["bytes"] and _sha256(target) == record["sha256"]
             )
             if not there:
-                base = done
                 door.link.download(
                     f"{listed['out']}/{record['name']}",
                     target,
                     sha256=record["sha256"],
-                    progress=lambda have, size, base=base, name=record["name"]: tell(
-                        {"event": "progress", "file": name, "bytes": base + have, "bytes_total": total}
-                    ),
+                    progress=_progress(tell, record["name"], done, total),
                 )
                 fetched += record["bytes"]
             done += record["bytes"]
@@ -111,6 +108,10 @@ def pull(
         "fetched_bytes": fetched,
         "seconds": round(time.monotonic() - began, 3),
     }
+
+
+def _progress(tell: OnEvent, name: str, done: int, total: int) -> Callable[[int, int], None]:
+    return lambda have, size: tell({"event": "progress", "file": name, "bytes": done + have, "bytes_total": total})
 
 
 def _checked(host: Host, record: Any) -> dict[str, Any]:

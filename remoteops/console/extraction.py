@@ -27,7 +27,8 @@ _PHASES = {
 
 
 def show_extract(console: Console, document: Mapping[str, Any]) -> int:
-    """The summary of a run that was followed, or what was started (``--detach``). Exit code 0: only good runs come this far."""
+    """The summary of a run that was followed, or what was started (``--detach``). Exit code 0: only good runs come
+    this far."""
     if console.json:
         console.document(dict(document))
         return 0
@@ -131,18 +132,21 @@ def _report(console: Console, report: Mapping[str, Any]) -> None:
     if reference["ok"] is None:
         console.say(f"  not compared with transformers: {reference['reason']}", style="yellow")
         return
-    rows = [
+    shown = [
         (
             name,
             f"{one['max_relative_error']:.2g}",
             f"{one['worst_token_error']:.2g}",
-            "yes" if str(one["nearest"]) == name else f"NO, {one['nearest']} fits better",
+            _right(name, one),
         )
         for name, one in reference["layers"].items()
     ]
     verdict = "agrees with transformers" if reference["ok"] else "DISAGREES with transformers"
-    console.say(
-        f"  {verdict} on rows {reference['rows']}: max relative error {reference['max_relative_error']:.2g} ({reference['dtype']})",
-        style="green" if reference["ok"] else "bold red",
-    )
-    table(console, ("layer id", "max relative error", "worst token", "id is right"), rows)
+    worst = f"max relative error {reference['max_relative_error']:.2g} ({reference['dtype']})"
+    style = "green" if reference["ok"] else "bold red"
+    console.say(f"  {verdict} on rows {reference['rows']}: {worst}", style=style)
+    table(console, ("layer id", "max relative error", "worst token", "id is right"), shown)
+
+
+def _right(name: str, one: Mapping[str, Any]) -> str:
+    return "yes" if str(one["nearest"]) == name else f"NO, {one['nearest']} fits better"
