@@ -2,8 +2,9 @@
 
     python bench/follow.py [--seconds 6] [--rounds 3] [--slow-seconds 20] [--size-gb 0]
 
-Three situations: a writer of 200,000 lines a second, a writer of one line a second, a long log read from its beginning. Peers take turns.
-Prints a table; the ratios are ours / tail. ``--size-gb 5`` also follows that much and prints the growth of memory.
+Three situations: a writer of 200,000 lines a second, a writer of one line a second, a long log read from its
+beginning. Peers take turns. Prints a table; the ratios are ours / tail. ``--size-gb 5`` also follows that much and
+prints the growth of memory.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+PAUSE = 6.0
+"""Seconds between a run's start and its first line: a peer is connected by then, and its CPU counts from there on."""
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -65,7 +68,8 @@ while True:
     if b"THE END" in whole and whole.endswith(b"\\n"):
         stopped = float(whole.split(b"THE END")[1].split()[0]); break
 in_time = max([n for t, n in seen if t <= stopped], default=0)
-print(json.dumps({"bytes": got, "in_time": in_time, "late": late, "seconds": time.time() - (first or time.time()), "ended": time.time()}))
+print(json.dumps({"bytes": got, "in_time": in_time, "late": late, "seconds": time.time() - (first or time.time()),
+"ended": time.time()}))
 """
 OURS = """
 import json, os, resource, sys
@@ -110,14 +114,31 @@ def ssh(server: sshd.Sshd) -> list[str]:
     ]
 
 
-def measure(command: list[str], report: Path | None, connecting: float = 0.0) -> dict[str, Any]:
-    """Run a peer with its stdout into the reader; its CPU is what the kernel says of it (ssh) or what it says itself from the first byte on (ours)."""
+def cpu_of(pid: int) -> float:
+    """CPU seconds of a living process' threads, to the nanosecond."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            total += int((task / "schedstat").read_text().split()[0])
+        except OSError:
+            continue
+    return total / 1e9
+
+
+def measure(command: list[str], report: Path | None, connecting: float = 0.0, settle: float = 0.0) -> dict[str, Any]:
+    """Run a peer with its stdout into the reader; its CPU is what the kernel says of it (ssh) or what it says itself
+    from the first byte on (ours)."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     peer = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     reader = subprocess.Popen([sys.executable, "-c", READER], stdin=peer.stdout, stdout=subprocess.PIPE)
     assert peer.stdout is not None
     peer.stdout.close()
+    settled = None
+    if settle:
+        time.sleep(settle)  # connected by now, and not a line has come yet
+        settled = cpu_of(peer.pid)
     said, _ = reader.communicate()
+    spent = cpu_of(peer.pid)
     middle = resource.getrusage(resource.RUSAGE_CHILDREN)
     if report is None:
         peer.terminate()
@@ -130,6 +151,8 @@ def measure(command: list[str], report: Path | None, connecting: float = 0.0) ->
         result["cpu"] = max(0.0, result["cpu"] - connecting)
     else:
         result.update(json.loads(report.read_text()))
+    if settled is not None and spent > settled:
+        result["cpu"] = spent - settled
     result["all_cpu"] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return result
 
@@ -176,10 +199,10 @@ class Bench:
             costs.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         return statistics.median(costs)
 
-    def follow(self, who: str, run: dict[str, Any], lines: int | None) -> dict[str, Any]:
+    def follow(self, who: str, run: dict[str, Any], lines: int | None, settle: float = 0.0) -> dict[str, Any]:
         if who == "tail":
             start = "+1" if lines is None else str(lines)
-            return measure([*ssh(self.server), f"tail -n {start} -F {run['path']}/log"], None, self.connects)
+            return measure([*ssh(self.server), f"tail -n {start} -F {run['path']}/log"], None, self.connects, settle)
         report = self.scratch / "report.json"
         return measure(
             [
@@ -193,12 +216,13 @@ class Bench:
                 str(report),
             ],
             report,
+            settle=settle,
         )
 
     def live(self, who: str, rate: float, seconds: float) -> dict[str, Any]:
-        pause = 3.0
+        pause = PAUSE
         run = self.launch(rate, seconds, pause)
-        result = self.follow(who, run, None)
+        result = self.follow(who, run, None, PAUSE - 1)
         runs.stop(self.host, run["run"], grace=1)
         Path(run["path"], "log").unlink(missing_ok=True)
         return result
@@ -206,7 +230,8 @@ class Bench:
 
 def row(name: str, ours: list[float], tail: list[float], unit: str, target: str) -> str:
     mine, theirs = statistics.median(ours), statistics.median(tail)
-    return f"| {name} | {mine:.3f} {unit} | {theirs:.3f} {unit} | {mine / theirs if theirs else float('nan'):.2f} | {target} |"
+    ratio = mine / theirs if theirs else float("nan")
+    return f"| {name} | {mine:.3f} {unit} | {theirs:.3f} {unit} | {ratio:.2f} | {target} |"
 
 
 def main() -> None:
@@ -309,7 +334,8 @@ def main() -> None:
                 stream.write(b"THE END 0\n")
             result = bench.follow("ours", run, None)
             print(
-                f"| {given.size_gb} GB: memory at the beginning and at most | {result['rss_begun'] / 1024:.0f} MiB, {result['rss'] / 1024:.0f} MiB | | | flat |"
+                f"| {given.size_gb} GB: memory at the beginning and at most | "
+                f"{result['rss_begun'] / 1024:.0f} MiB, {result['rss'] / 1024:.0f} MiB | | | flat |"
             )
 
 

@@ -1,4 +1,5 @@
 """What the tests of runs and logs share: a place for runs, programs to run, a sink that remembers."""
+
 from __future__ import annotations
 
 import os
@@ -56,6 +57,7 @@ class Place:
 
     def end(self, run: str | None = None, seconds: float = 20.0) -> dict[str, Any]:
         """The status once the run is over."""
+
         def over() -> dict[str, Any] | None:
             status = self.status(run)
             return status if status["state"] in TERMINAL else None

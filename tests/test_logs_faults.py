@@ -1,4 +1,5 @@
 """Links that die silently, or a hundred times: no line is lost, none comes twice, and the loss is told."""
+
 from __future__ import annotations
 
 import os
@@ -56,7 +57,9 @@ def test_a_frozen_server_is_told_and_followed_on_when_it_thaws(place: Place, tmp
 
         sink = Recorder(freeze)
         sink.on_idle = thaw
-        found = logs.follow([Target(server.host(state_dir=place.state_dir, timeouts=QUICK), run["run"])], sink, What(lines=None))
+        found = logs.follow(
+            [Target(server.host(state_dir=place.state_dir, timeouts=QUICK), run["run"])], sink, What(lines=None)
+        )
     assert frozen == [True, False] and whole(sink, 300) and found.exit_code == 0
 
 
@@ -92,12 +95,18 @@ def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Names
     if ip("netns", "add", name):
         pytest.skip("no network namespaces here")
     try:
-        steps = [("link", "add", near, "type", "veth", "peer", "name", far, "netns", name), ("addr", "add", f"{address}.1/24", "dev", near),
-                 ("link", "set", near, "up"), ("-n", name, "addr", "add", f"{address}.2/24", "dev", far), ("-n", name, "link", "set", far, "up"),
-                 ("-n", name, "link", "set", "lo", "up")]
+        steps = [
+            ("link", "add", near, "type", "veth", "peer", "name", far, "netns", name),
+            ("addr", "add", f"{address}.1/24", "dev", near),
+            ("link", "set", near, "up"),
+            ("-n", name, "addr", "add", f"{address}.2/24", "dev", far),
+            ("-n", name, "link", "set", far, "up"),
+            ("-n", name, "link", "set", "lo", "up"),
+        ]
         if any(ip(*step) for step in steps):
             pytest.skip("no veth pairs here")
-        # The server itself must live in the namespace: sshd is started through `ip netns exec`, which runs it in its own place.
+        # The server itself must live in the namespace: sshd is started through `ip netns exec`, which runs it in its
+        # own place.
         wrapper = tmp_path / "sshd-in-namespace"
         wrapper.write_text(f'#!/bin/sh\nexec ip netns exec {name} {sshd.SSHD} "$@"\n')
         wrapper.chmod(0o755)
@@ -114,7 +123,9 @@ def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Names
 
 @pytest.mark.netns
 @pytest.mark.slow
-def test_packets_swallowed_both_ways_are_told_and_nothing_is_missing_afterwards(place: Place, namespace: Namespace) -> None:
+def test_packets_swallowed_both_ways_are_told_and_nothing_is_missing_afterwards(
+    place: Place, namespace: Namespace
+) -> None:
     run = place.start_python(NUMBERS.format(count=600, pause=0.03))
     state = ["whole"]
 
@@ -140,7 +151,9 @@ def test_packets_swallowed_both_ways_are_told_and_nothing_is_missing_afterwards(
 @pytest.mark.slow
 def test_a_run_started_over_a_wire_that_is_then_cut_goes_on(place: Place, namespace: Namespace) -> None:
     there = namespace.server.host(state_dir=place.state_dir, timeouts=QUICK)
-    run = runs.launch(there, {"argv": [sys.executable, "-u", "-c", "import time\nfor n in range(60): print(n); time.sleep(0.05)"]})
+    run = runs.launch(
+        there, {"argv": [sys.executable, "-u", "-c", "import time\nfor n in range(60): print(n); time.sleep(0.05)"]}
+    )
     namespace.cut()
     assert place.end(run["run"])["state"] == "done"
     assert place.log(run).split()[-1] == b"59"
@@ -154,8 +167,9 @@ def test_a_hundred_lost_connections_and_a_million_lines_once_each_in_order(place
         import os, sys, time
         permits = os.environ["REMOTEOPS_RUN_DIR"] + "/permits"
         for start in range(0, 1_000_000, 1000):
-            sys.stdout.write("".join("%d\\n" % n for n in range(start, start + 1000))); sys.stdout.flush(); time.sleep(0.005)
-            while not os.path.exists(permits) or os.path.getsize(permits) * 10_000 <= start: time.sleep(0.01)
+            sys.stdout.write("".join("%d\\n" % n for n in range(start, start + 1000))); sys.stdout.flush();
+            time.sleep(0.005) while not os.path.exists(permits) or os.path.getsize(permits) * 10_000 <= start:
+            time.sleep(0.01)
     """)
     permits = Path(run["path"], "permits")
     permits.write_bytes(b"+")

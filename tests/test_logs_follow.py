@@ -1,4 +1,5 @@
 """Following runs over a real sshd: every byte once and in order, to the run's own end."""
+
 from __future__ import annotations
 
 import os
@@ -49,7 +50,11 @@ def drop_connections(server: sshd.Sshd) -> None:
 def test_the_whole_way_launch_follow_end(server: sshd.Sshd, place: Place) -> None:
     there = host(server, place)
     with open_agent(there) as agent:
-        run = runs.launch(there, {"argv": [sys.executable, "-u", "-c", "for n in range(1000): print(n)\nraise SystemExit(4)"]}, agent=agent)
+        run = runs.launch(
+            there,
+            {"argv": [sys.executable, "-u", "-c", "for n in range(1000): print(n)\nraise SystemExit(4)"]},
+            agent=agent,
+        )
     sink = Recorder()
     found = logs.follow([Target(there)], sink, What(lines=None))
     assert bytes(sink.data[0]).split() == [str(n).encode() for n in range(1000)]
@@ -59,7 +64,9 @@ def test_the_whole_way_launch_follow_end(server: sshd.Sshd, place: Place) -> Non
 
 def test_the_run_lives_on_after_the_connection_that_started_it_was_killed(server: sshd.Sshd, place: Place) -> None:
     there = host(server, place)
-    run = runs.launch(there, {"argv": [sys.executable, "-u", "-c", "import time\nfor n in range(30): print(n); time.sleep(0.05)"]})
+    run = runs.launch(
+        there, {"argv": [sys.executable, "-u", "-c", "import time\nfor n in range(30): print(n); time.sleep(0.05)"]}
+    )
     drop_connections(server)
     status = place.end()
     assert status["state"] == "done" and place.log(run).split()[-1] == b"29"
@@ -79,7 +86,9 @@ def test_bytes_arrive_as_they_were_written(server: sshd.Sshd, place: Place) -> N
     run = place.start_python(code)
     sink = Recorder()
     logs.follow([Target(host(server, place), run["run"])], sink, What(lines=None))
-    expected = "10%\r20%\r30%\n€ euro\n".encode() + "ä€𝄞".encode() * 40000 + b"\n\xff\xfe not utf-8\nno newline at the end"
+    expected = (
+        "10%\r20%\r30%\n€ euro\n".encode() + "ä€𝄞".encode() * 40000 + b"\n\xff\xfe not utf-8\nno newline at the end"
+    )
     assert bytes(sink.data[0]) == expected == place.log(run)
 
 
@@ -100,7 +109,11 @@ def test_killed_sessions_cost_no_line_and_repeat_none(server: sshd.Sshd, place: 
     sink = Recorder(cut)
     found = logs.follow([Target(host(server, place), run["run"])], sink, What(lines=None))
     assert bytes(sink.data[0]).split() == [str(n).encode() for n in range(40000)]
-    assert not cuts and sink.kinds().count("back") == 3 and "byte" in next(text for _, kind, text in sink.notices if kind == "back")
+    assert (
+        not cuts
+        and sink.kinds().count("back") == 3
+        and "byte" in next(text for _, kind, text in sink.notices if kind == "back")
+    )
     assert found.exit_code == 0
 
 
@@ -178,7 +191,10 @@ def test_two_follow_and_one_stops(server: sshd.Sshd, place: Place) -> None:
     """)
     there = host(server, place)
     sinks = [Recorder(), Recorder()]
-    threads = [threading.Thread(target=logs.follow, args=([Target(there, run["run"])], sink, What(lines=None))) for sink in sinks]
+    threads = [
+        threading.Thread(target=logs.follow, args=([Target(there, run["run"])], sink, What(lines=None)))
+        for sink in sinks
+    ]
     for thread in threads:
         thread.start()
     until(lambda: all(len(sink.data.get(0, b"")) > 200 for sink in sinks))
@@ -203,14 +219,27 @@ def test_one_unreachable_host_does_not_hold_up_the_others(server: sshd.Sshd, pla
     run = place.start("echo", "fine")
     closed = sshd.free_port()
     sink = Recorder()
-    found = logs.follow([Target(host(server, place, name="gone", port=closed)), Target(host(server, place), run["run"])], sink, What(lines=None))
+    found = logs.follow(
+        [Target(host(server, place, name="gone", port=closed)), Target(host(server, place), run["run"])],
+        sink,
+        What(lines=None),
+    )
     assert isinstance(sink.errors[0], Unreachable) and bytes(sink.data[1]) == b"fine\n" and found.exit_code == 3
 
 
-@pytest.mark.parametrize(("what", "expected"), [
-    (What(lines=2, follow=False), b"98\n99\n"), (What(lines=None, follow=False, grep="^1.$"), b"".join(b"%d\n" % n for n in range(10, 20))),
-    (What(lines=2, follow=False, grep="5"), b"85\n95\n"), (What(lines=0, follow=False), b""), (What(lines=1, follow=False, since_ago=3600), b"".join(b"%d\n" % n for n in range(100)))])
-def test_without_following_the_asked_for_part_comes_and_that_is_all(server: sshd.Sshd, place: Place, what: What, expected: bytes) -> None:
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        (What(lines=2, follow=False), b"98\n99\n"),
+        (What(lines=None, follow=False, grep="^1.$"), b"".join(b"%d\n" % n for n in range(10, 20))),
+        (What(lines=2, follow=False, grep="5"), b"85\n95\n"),
+        (What(lines=0, follow=False), b""),
+        (What(lines=1, follow=False, since_ago=3600), b"".join(b"%d\n" % n for n in range(100))),
+    ],
+)
+def test_without_following_the_asked_for_part_comes_and_that_is_all(
+    server: sshd.Sshd, place: Place, what: What, expected: bytes
+) -> None:
     run = place.start_python("for n in range(100): print(n)\nimport time; time.sleep(60)")
     until(lambda: place.log(run).endswith(b"99\n"))
     sink = Recorder()
@@ -233,13 +262,15 @@ def test_since_shows_what_was_written_after_a_moment(server: sshd.Sshd, place: P
 def test_interrupting_leaves_the_run_and_nothing_else_on_the_host(server: sshd.Sshd, place: Place) -> None:
     run = place.start("sleep", "60")
     there = host(server, place)
+    wanted = ("name", "connect", "address", "port", "user", "identity_files", "known_hosts", "ssh_config", "cache_dir")
+    fields = {name: getattr(there, name) for name in (*wanted, "state_dir")}
     program = textwrap.dedent(f"""
         import sys
         from remoteops import logs
         from remoteops.errors import Interrupted
         from remoteops.inventory import Host
         from tests.runs_fixtures import Recorder
-        there = Host(**{ {name: getattr(there, name) for name in ("name", "connect", "address", "port", "user", "identity_files", "known_hosts", "ssh_config", "cache_dir", "state_dir")}!r})
+        there = Host(**{fields!r})
         sink = Recorder()
         sink.status = lambda *_: print("following", flush=True)
         try:
@@ -251,7 +282,11 @@ def test_interrupting_leaves_the_run_and_nothing_else_on_the_host(server: sshd.S
     assert following.stdout is not None and following.stdout.readline() == b"following\n"
 
     def verbs() -> list[int]:
-        return [pid for pid in processes.scan() if "run.follow" in processes.command(pid) and str(server.home) in processes.command(pid)]
+        return [
+            pid
+            for pid in processes.scan()
+            if "run.follow" in processes.command(pid) and str(server.home) in processes.command(pid)
+        ]
 
     assert verbs()
     following.send_signal(signal.SIGINT)

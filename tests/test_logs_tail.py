@@ -1,4 +1,5 @@
 """Reading a growing log by inode and offset, with real files."""
+
 from __future__ import annotations
 
 import os
@@ -139,8 +140,15 @@ def test_going_on_in_another_file_starts_at_its_beginning_and_says_so(log: Log) 
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(["append", "append", "append", "read", "some", "rotate", "copytruncate", "reconnect"]), max_size=40))
-def test_every_line_exactly_once_whatever_happens_to_the_file(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
+@given(
+    st.lists(
+        st.sampled_from(["append", "append", "append", "read", "some", "rotate", "copytruncate", "reconnect"]),
+        max_size=40,
+    )
+)
+def test_every_line_exactly_once_whatever_happens_to_the_file(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[str]
+) -> None:
     log = Log(tmp_path_factory.mktemp("log"))
     log.append(b"")
     log.read()  # a follower opens the file first: what was rotated away before is the past
@@ -173,7 +181,10 @@ def test_every_line_exactly_once_whatever_happens_to_the_file(tmp_path_factory: 
 
 
 # -- where to begin -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("content", [b"", b"a", b"a\n", b"a\nb", b"a\nb\n", b"\n\n\n", b"x" * 200_000 + b"\n" + b"y" * 300_000, b"1\n" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"a", b"a\n", b"a\nb", b"a\nb\n", b"\n\n\n", b"x" * 200_000 + b"\n" + b"y" * 300_000, b"1\n" * 100_000],
+)
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 1000])
 def test_the_last_lines_begin_where_tail_says(tmp_path: Path, content: bytes, count: int) -> None:
     path = tmp_path / "log"
@@ -182,7 +193,7 @@ def test_the_last_lines_begin_where_tail_says(tmp_path: Path, content: bytes, co
     try:
         lines = content.splitlines(keepends=True)
         expected = b"".join(lines[-count:]) if count else b""
-        assert content[tail.last_lines(fd, count):] == expected
+        assert content[tail.last_lines(fd, count) :] == expected
     finally:
         os.close(fd)
 

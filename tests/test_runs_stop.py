@@ -1,4 +1,6 @@
-"""Stopping a run: asked first, then the whole tree, whatever its processes call themselves; and what earlier engines left behind."""
+"""Stopping a run: asked first, then the whole tree, whatever its processes call themselves; and what earlier engines
+left behind."""
+
 from __future__ import annotations
 
 import os
@@ -30,14 +32,16 @@ TREE = """
         os.setsid(); rename("VLLM::EngineCor"); signal.signal(signal.SIGTERM, signal.SIG_IGN); note("core")
         for rank in range(2):
             if os.fork() == 0:              # workers: own process groups, no environment left
-                os.setpgid(0, 0); rename(f"VLLM::Worker_{rank}"); signal.signal(signal.SIGTERM, signal.SIG_IGN); note("worker"); time.sleep(300)
+                os.setpgid(0, 0); rename(f"VLLM::Worker_{rank}"); signal.signal(signal.SIGTERM, signal.SIG_IGN);
+                note("worker"); time.sleep(300)
         time.sleep(300)
     if os.fork() == 0:                      # a daemon: double fork, its parent gone
         os.setsid()
         if os.fork() == 0:
             note("daemon"); time.sleep(300)
         os._exit(0)
-    subprocess.Popen([sys.executable, "-c", "import os, time; open(os.environ['REMOTEOPS_RUN_DIR'] + '/pids', 'a').write(f'{os.getpid()} child\\\\n'); time.sleep(300)"],
+    subprocess.Popen([sys.executable, "-c", "import os, time; open(os.environ['REMOTEOPS_RUN_DIR'] + '/pids',
+    'a').write(f'{os.getpid()} child\\\\n'); time.sleep(300)"],
                      start_new_session=True)
     subprocess.Popen(["env", "-i", sys.executable, "-c", "import time; time.sleep(299)"], start_new_session=True)
     time.sleep(300)
@@ -113,7 +117,9 @@ def test_what_a_finished_program_leaves_running_is_ended(place: Place) -> None:
 def test_two_operators_may_stop_at_once_and_a_third_later(place: Place) -> None:
     place.start("sleep", "60")
     found: list[dict[str, object]] = []
-    threads = [threading.Thread(target=lambda who=who: found.append(place.stop(grace=1, by=who))) for who in ("ann", "bob")]
+    threads = [
+        threading.Thread(target=lambda who=who: found.append(place.stop(grace=1, by=who))) for who in ("ann", "bob")
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -138,7 +144,12 @@ def test_an_unknown_run_is_named_with_those_that_exist(place: Place) -> None:
     with pytest.raises(AgentError) as caught:
         place.status("nonsense")
     assert run["run"] in caught.value.hint
-    assert place.status("1")["run"] == place.status(run["run"][:9])["run"] == place.status(run["path"])["run"] == run["run"]
+    assert (
+        place.status("1")["run"]
+        == place.status(run["run"][:9])["run"]
+        == place.status(run["path"])["run"]
+        == run["run"]
+    )
 
 
 def _leave_something(place: Place) -> tuple[dict[str, object], int]:
@@ -190,13 +201,17 @@ def _fake_smi(folder: Path, rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An nvidia-smi that answers as the real one does; NVML is hidden."""
     folder.mkdir(exist_ok=True)
     tool = folder / "nvidia-smi"
-    tool.write_text(textwrap.dedent(f"""\
+    tool.write_text(
+        textwrap.dedent(f"""\
         #!/bin/sh
         case "$1" in
-        --query-gpu=*) echo "0, NVIDIA H200, GPU-aaaa, $(cat {folder}/used), 143771, 37"; echo "1, NVIDIA H200, GPU-bbbb, 4, 143771, 0";;
+        --query-gpu=*)
+            echo "0, NVIDIA H200, GPU-aaaa, $(cat {folder}/used), 143771, 37"
+            echo "1, NVIDIA H200, GPU-bbbb, 4, 143771, 0";;
         --query-compute-apps=*) cat {folder}/apps;;
         esac
-        """))
+        """)
+    )
     tool.chmod(0o755)
     (folder / "used").write_text("4")
     (folder / "apps").write_text(rows)
@@ -204,7 +219,9 @@ def _fake_smi(folder: Path, rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "_LIBRARIES", ())
 
 
-def test_somebody_elses_process_on_the_gpu_is_named_and_never_ended(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_elses_process_on_the_gpu_is_named_and_never_ended(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stranger = subprocess.Popen(["sleep", "60"])
     try:
         _fake_smi(tmp_path / "bin", f"GPU-aaaa, {stranger.pid}, 81000\n", monkeypatch)
@@ -222,7 +239,9 @@ def test_somebody_elses_process_on_the_gpu_is_named_and_never_ended(place: Place
         stranger.wait()
 
 
-def test_stopped_is_said_only_when_the_gpu_memory_is_free(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_is_said_only_when_the_gpu_memory_is_free(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "bin"
     _fake_smi(folder, "", monkeypatch)
     # The supervisor lives in another process, which must not see this machine's NVML either.
@@ -244,7 +263,9 @@ def test_stopped_is_said_only_when_the_gpu_memory_is_free(place: Place, tmp_path
     assert status["gpus"][0]["memory_total"] == 143771 << 20
 
 
-@pytest.mark.parametrize(("setting", "expected"), [(None, [0, 1]), ("1", [1]), ("GPU-bb", [1]), ("1,0", [1, 0]), ("-1", [])])
+@pytest.mark.parametrize(
+    ("setting", "expected"), [(None, [0, 1]), ("1", [1]), ("GPU-bb", [1]), ("1,0", [1, 0]), ("-1", [])]
+)
 def test_visible_devices(setting: str | None, expected: list[int]) -> None:
     assert gpus.visible(setting, [{"index": 0, "uuid": "GPU-aaaa"}, {"index": 1, "uuid": "GPU-bbbb"}]) == expected
 
@@ -253,7 +274,9 @@ def test_visible_devices(setting: str | None, expected: list[int]) -> None:
 def _host(root: Path, *, kills: bool = False, linger: str = "") -> None:
     (root / "run/systemd/system").mkdir(parents=True)
     (root / "etc/systemd").mkdir(parents=True)
-    (root / "etc/systemd/logind.conf").write_text("[Login]\n#KillUserProcesses=yes\n" + ("KillUserProcesses=yes\n" if kills else ""))
+    (root / "etc/systemd/logind.conf").write_text(
+        "[Login]\n#KillUserProcesses=yes\n" + ("KillUserProcesses=yes\n" if kills else "")
+    )
     (root / "var/lib/systemd/linger").mkdir(parents=True)
     if linger:
         (root / "var/lib/systemd/linger" / linger).touch()
@@ -262,8 +285,14 @@ def _host(root: Path, *, kills: bool = False, linger: str = "") -> None:
 def _fake_systemd_run(folder: Path, monkeypatch: pytest.MonkeyPatch, *, works: bool = True) -> None:
     folder.mkdir()
     tool = folder / "systemd-run"
-    tool.write_text("#!/bin/sh\n" + ('while [ "${1#-}" != "$1" ]; do [ "$1" = --unit ] && shift; shift; done\nexec "$@"\n' if works else
-                                     'echo "Failed to connect to bus" >&2; exit 1\n'))
+    tool.write_text(
+        "#!/bin/sh\n"
+        + (
+            'while [ "${1#-}" != "$1" ]; do [ "$1" = --unit ] && shift; shift; done\nexec "$@"\n'
+            if works
+            else 'echo "Failed to connect to bus" >&2; exit 1\n'
+        )
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
@@ -292,7 +321,9 @@ def test_a_service_manager_that_does_not_answer_is_not_used(tmp_path: Path, monk
     assert survival.choose("u", root=str(tmp_path / "host"), uid=0).name == "setsid"
 
 
-def test_a_run_started_through_a_scope_is_a_run_like_any_other(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_started_through_a_scope_is_a_run_like_any_other(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _host(tmp_path / "host")
     _fake_systemd_run(tmp_path / "bin", monkeypatch)
     choose = survival.choose

@@ -1,4 +1,5 @@
 """Starting, knowing and ending runs, with real processes."""
+
 from __future__ import annotations
 
 import json
@@ -23,8 +24,14 @@ __all__ = ["place"]
 def test_a_started_run_is_alive_in_its_own_session_and_outlives_its_starter(place: Place, tmp_path: Path) -> None:
     request = json.dumps(place.request(argv=["sleep", "60"]))
     root = str(Path(runs.__file__).parents[2])
-    done = subprocess.run([sys.executable, "-m", "remoteops.agent", "run.start"], input=request.encode(), capture_output=True, check=True,
-                          timeout=60, cwd=root)
+    done = subprocess.run(
+        [sys.executable, "-m", "remoteops.agent", "run.start"],
+        input=request.encode(),
+        capture_output=True,
+        check=True,
+        timeout=60,
+        cwd=root,
+    )
     data = json.loads(done.stdout.splitlines()[-1])["data"]
     child = processes.read(data["pid"])
     assert child is not None and child.alive and child.session == child.pid
@@ -43,7 +50,9 @@ def test_a_program_that_cannot_be_executed_is_no_run(place: Place) -> None:
     assert runs.list_runs(place.request(), place._emit)["runs"] == []
 
 
-@pytest.mark.parametrize(("code", "state", "exit_code"), [("raise SystemExit(0)", "done", 0), ("raise SystemExit(3)", "failed", 3)])
+@pytest.mark.parametrize(
+    ("code", "state", "exit_code"), [("raise SystemExit(0)", "done", 0), ("raise SystemExit(3)", "failed", 3)]
+)
 def test_the_exit_code_is_the_outcome_of_a_silent_program(place: Place, code: str, state: str, exit_code: int) -> None:
     place.start_python(code)
     status = place.end()
@@ -57,7 +66,8 @@ def test_an_extraction_that_never_says_how_it_went_has_failed(place: Place) -> N
 
 
 def test_events_of_the_engine_become_the_status(place: Place) -> None:
-    run = place.start_python("""
+    run = place.start_python(
+        """
         import json, os, time
         def event(**fields):
             with open(os.environ["REMOTEOPS_RUN_DIR"] + "/events.jsonl", "a") as stream:
@@ -65,11 +75,14 @@ def test_events_of_the_engine_become_the_status(place: Place) -> None:
         event(event="phase", phase="load"); time.sleep(1.5)
         event(event="phase", phase="extract")
         for n in range(5):
-            event(event="progress", samples=n, samples_total=10, tokens=n * 1000, tokens_total=10000, bytes=n); time.sleep(0.4)
+            event(event="progress", samples=n, samples_total=10, tokens=n * 1000, tokens_total=10000, bytes=n);
+            time.sleep(0.4)
         time.sleep(1.5)
         event(event="phase", phase="verify"); time.sleep(1.5)
         event(event="outcome", state="done", summary={"rows": 10})
-    """, expect_outcome=True)
+    """,
+        expect_outcome=True,
+    )
     seen: list[str] = []
     best: dict[str, object] = {}
 
@@ -139,12 +152,15 @@ def test_when_all_of_a_run_is_killed_it_is_lost_and_stays_lost(place: Place) -> 
 
 
 def test_a_keeper_killed_before_its_child_ends_leaves_no_exit_code_but_the_engines_word(place: Place) -> None:
-    run = place.start_python("""
+    run = place.start_python(
+        """
         import json, os, time
         time.sleep(1)
         with open(os.environ["REMOTEOPS_RUN_DIR"] + "/events.jsonl", "a") as stream:
             stream.write(json.dumps({"event": "outcome", "state": "done"}) + "\\n")
-    """, expect_outcome=True)
+    """,
+        expect_outcome=True,
+    )
     os.kill(place.identities(run)["keeper"]["pid"], signal.SIGKILL)
     status = place.end()
     assert (status["state"], status["exit_code"]) == ("done", None)
@@ -166,8 +182,12 @@ def test_a_reused_pid_is_never_taken_for_the_run(place: Place) -> None:
     place.clean()
     stranger = subprocess.Popen(["sleep", "30"])
     try:
-        record = {**identities, "child": {**identities["child"], "pid": stranger.pid}, "keeper": {**identities["keeper"], "pid": stranger.pid},
-                  "supervisor": {**identities["supervisor"], "pid": stranger.pid}}
+        record = {
+            **identities,
+            "child": {**identities["child"], "pid": stranger.pid},
+            "keeper": {**identities["keeper"], "pid": stranger.pid},
+            "supervisor": {**identities["supervisor"], "pid": stranger.pid},
+        }
         write_json(place.dir(run).supervisor, record)
         assert place.status()["state"] == "lost"
         assert tree.members(run["run"], record) == {}
@@ -206,7 +226,9 @@ def test_the_disk_filling_up_hurts_neither_the_child_nor_the_truth(place: Place,
         pytest.skip("mounting a small disk needs root")
     disk = tmp_path / "small"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True, check=False
+    ).returncode:
         pytest.skip("no mounting here")
     small = Place(disk / "state")
     try:
@@ -231,7 +253,9 @@ def test_what_could_not_be_written_is_written_later_and_the_gap_is_named(place: 
         pytest.skip("mounting a small disk needs root")
     disk = tmp_path / "small"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True, check=False
+    ).returncode:
         pytest.skip("no mounting here")
     small = Place(disk / "state")
     try:

@@ -197,8 +197,8 @@ def write_json(path: str, value: Dict[str, Any], *, sync: bool = True) -> None:
 def overwrite_json(path: str, value: Dict[str, Any]) -> bool:
     """The last resort on a full disk: the file's own blocks are written over, which needs no new ones.
 
-    Only for a file that exists, and only up to the block it has; one write, so a reader hardly ever meets a part. False when
-    it cannot be done.
+    Only for a file that exists, and only up to the block it has; one write, so a reader hardly ever meets a part. False
+    when     it cannot be done.
     """
     data = json.dumps(value, default=str).encode("utf-8")
     try:

@@ -82,7 +82,7 @@ def _refuse_second(request: Dict[str, Any], root: str) -> None:
 def _refuse_leftovers(request: Dict[str, Any], gpus: gpu_module.Gpus, indexes: Optional[List[int]]) -> None:
     if request.get("force"):
         return
-    # A second run on purpose shares the host with the first one: its processes are no leftovers, find() leaves them out.
+    # A second run on purpose shares the host with the first one, whose processes are no leftovers: find() omits them.
     # An engine that is just ending gets a moment to be gone.
     deadline = time.monotonic() + SETTLE
     while True:

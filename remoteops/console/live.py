@@ -146,13 +146,11 @@ class LiveView:
         state = str(self._status.get("state", ""))
         last_state, last_time = self._said
         if always or state != last_state or now - last_time >= PLAIN_EVERY:
-            self._said = (state, now)
-            self._console.aside.print(
-                plain(f"{time.strftime('%H:%M:%S')} {self._title}: {text}"),
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            if not always:
+                self._said = (state, now)
+            screen = self._console.aside
+            said = words.fit(plain(f"{time.strftime('%H:%M:%S')} {self._title}: {text}"), screen.encoding)
+            screen.print(said, markup=False, highlight=False, soft_wrap=True)
 
     # -- drawing ----------------------------------------------------------------------------------------------------
     def render(self) -> Text:
@@ -187,6 +185,8 @@ class LiveView:
         for line in lines:
             line.truncate(max(1, width - 1), overflow="ellipsis" if not ascii_only else "crop")
             line.no_wrap = True
+            if ascii_only:
+                line.plain = words.fit(line.plain, "ascii")
         return Text("\n").join(lines[: max(1, height - 1)])
 
     def _phase_line(self, width: int, ascii_only: bool) -> Text:

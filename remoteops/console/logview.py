@@ -192,4 +192,6 @@ class LogView:
             self._write(b"\n")
             stream.at_line_start = True
         name = f"{stream.name}: " if self._many else ""
-        self._console.aside.print(plain(f"[remoteops] {name}{text}"), markup=False, style=style or None, soft_wrap=True)
+        screen = self._console.aside
+        said = words.fit(plain(f"[remoteops] {name}{text}"), screen.encoding)
+        screen.print(said, markup=False, style=style or None, soft_wrap=True)

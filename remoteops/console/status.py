@@ -253,20 +253,31 @@ class StatusTable:
             self._live = None
 
     def render(self) -> Table:
-        """The table for the window as it is now; narrow windows lose the columns from the right."""
+        """The table for the window as it is now; narrow windows lose columns from the right."""
+        from rich.measure import Measurement
+
+        screen = self._console.rich
+        view = self._table(len(COLUMNS))
+        for keep in range(len(COLUMNS) - 1, 2, -1):
+            if Measurement.get(screen, screen.options.update(max_width=10_000), view).maximum <= screen.width:
+                break
+            view = self._table(keep)
+        return view
+
+    def _table(self, keep: int) -> Table:
         from rich.box import SIMPLE_HEAD
         from rich.table import Table
         from rich.text import Text
 
-        width = self._console.rich.width
-        keep = 10 if width >= 130 else 8 if width >= 100 else 7 if width >= 80 else 4 if width >= 50 else 3
         view = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for column in COLUMNS[:keep]:
             view.add_column(column, overflow="ellipsis", no_wrap=True)
         for target, status, word in zip(self._targets, self._statuses, self._words, strict=True):
-            row = _row(target.host.name, status) if status else (target.host.name, "", word or "connecting", *[""] * 7)
-            if status and word:
-                row = (*row[:9], word)
+            if status is None:
+                row: tuple[Any, ...] = (target.host.name, "", word[:30] or "connecting", *[""] * 7)
+            else:
+                row = _row(target.host.name, status)
+                row = (*row[:9], str(word or row[9])[:50])
             view.add_row(*(cell if isinstance(cell, Text) else Text(plain(str(cell))) for cell in row[:keep]))
         return view
 

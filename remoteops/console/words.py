@@ -54,6 +54,11 @@ def span(seconds: float | None) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
 
 
+def fit(text: str, encoding: str) -> str:
+    """``text`` with what this encoding cannot show replaced, so that printing it never fails."""
+    return text.replace("·", "|").encode(encoding, "replace").decode(encoding) if not text.isascii() and encoding.lower()[:3] != "utf" else text
+
+
 def bar(part: float | None, width: int, *, ascii_only: bool = False) -> str:
     """A bar of ``width`` cells filled for the share ``part`` (0..1)."""
     if width <= 0:
