@@ -71,14 +71,10 @@ def outcome(console: Console, host: str, document: Mapping[str, Any]) -> int:
     else:
         files = document["changed"]
         console.say(f"{host}: patched {len(files)} file(s): {', '.join(files)}", style="green")
-        proof = document["proof"]
-        if proof.get("imported"):
-            console.say(
-                "proved: audited again without a break, and imported in the host's venv: "
-                + ", ".join(proof["imported"])
-            )
-        elif proof:
-            console.say("proved: audited again")
+        imported = document["proof"].get("import", {}).get("modules", [])
+        if document["proof"]:
+            tail = f", and imported in the host's venv: {', '.join(imported)}" if imported else ""
+            console.say(f"proved: audited again without a break{tail}")
     remaining(console, left)
     return 1 if left else 0
 

@@ -74,7 +74,7 @@ def make_model(kind: str) -> object:
         "num_hidden_layers": 8,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 16,
+        "head_dim": 32,
         "max_position_embeddings": 4096,
         "rope_theta": 10000.0,
         "rms_norm_eps": 1e-5,

@@ -248,7 +248,8 @@ def _self_test(place: Place, port: int) -> str:
             where = link.exec(["pwd"], timeout=20).stdout.decode().strip()
     except LinkError as error:
         return f"{error.message} ({error.tried})"
-    return "" if where and Path(where).resolve() == place.home.resolve() else f"a session starts in {where or 'nowhere'}"
+    reached = bool(where) and Path(where).resolve() == place.home.resolve()
+    return "" if reached else f"a session starts in {where or 'nowhere'}"
 
 
 def _port(preferred: object) -> int:
