@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from remoteops import planning
-from remoteops.errors import FileChanged, PatchError
+from remoteops import planning, rules
+from remoteops.errors import PatchError
 from remoteops.planning import Plan, plan_from
 
 if TYPE_CHECKING:
@@ -69,47 +69,32 @@ class Outcome:
 
 
 def plan(host: Host, *, only: Sequence[str] = (), model: str | None = None, agent: Agent | None = None) -> Planned:
-    """Audit the host and plan the edits. Writes nothing.
+    """Audit the host's consumer (as it was before any patch of ours) and plan the edits. Writes nothing.
 
-    Raises what the link and the audit raise, and FileChanged when a file changed between the audit and reading it.
+    ``only``: rules, kinds, recipes or finding ids; ``model``: the architecture class, where the audit should judge that
+    one alone. Raises what the link and the audit raise.
     """
     with _agent(host, agent) as asked:
-        package = host.workload.consumer
-        state = asked.call("patch.status", _request(host, package=package))
-        shadow = None
-        for known in state["patches"]:
-            shadow = asked.call("patch.pristine", _request(host, package=package, root=known["root"]))["path"] or shadow
-        document = _audit(asked, host, model, consumer_path=shadow)
-        wanted = planning.files_for(document, only)
-        root = document["consumer"]["path"]
-        files = (
-            asked.call("patch.read", _request(host, files=[f"{root}/{file}" for file in wanted]))["files"]
-            if wanted
-            else []
-        )
-        sources = {file: base64.b64decode(read["data"]) for file, read in zip(wanted, files, strict=True)}
-        for file, read in zip(wanted, files, strict=True):
-            audited = (document.get("files") or {}).get(file, read["sha256"])
-            if audited != read["sha256"]:
-                raise FileChanged(
-                    f"{file} changed between the audit and now",
-                    host=host.name,
-                    tried="read the files to patch",
-                    hint="run fab patch again",
-                )
-        found = plan_from(document, sources, only)
-        if shadow is not None:
-            root = next(known["root"] for known in state["patches"])
+        state = asked.call("patch.status", _request(host, package=host.workload.consumer))
+        first = asked.call("patch.audit", _audit_request(host, model))
+        root = first["root"]
+
+        def preview(contents: Mapping[str, bytes]) -> dict[str, Any]:
+            text = {file: base64.b64encode(data).decode() for file, data in contents.items()}
+            answer = asked.call("patch.audit", _audit_request(host, model, contents=text, root=root))
+            document: dict[str, Any] = answer["document"]
+            return document
+
+        sources = {file: base64.b64decode(data) for file, data in first["sources"].items()}
+        found = planning.converge({**first["document"], "host": host.name}, sources, preview, only)
         return Planned(found, root, state, _done(found, state))
 
 
 def _done(found: Plan, state: Mapping[str, Any]) -> bool:
+    """Whether the host has exactly this patch."""
     known = {file["file"]: file for patch in state["patches"] for file in patch["files"]}
-    if not known:
-        return False
-    return {f.file: f.after for f in found.files} == {
-        name: file.get("after") for name, file in known.items() if file["state"] == "patched"
-    } and len(known) == len(found.files)
+    in_force = bool(known) and all(file["state"] == "patched" for file in known.values())
+    return in_force and {name: file["after"] for name, file in known.items()} == {f.file: f.after for f in found.files}
 
 
 def apply(
@@ -160,16 +145,14 @@ def _restore(asked: Agent, host: Host, planned: Planned) -> None:
 
 
 def _prove(asked: Agent, host: Host, planned: Planned, tell: OnEvent, *, imports: bool) -> dict[str, Any]:
-    """Audit again and import. Raises PatchError naming what is still broken."""
+    """Audit what is installed now and import it. Raises PatchError naming what is still broken."""
     tell({"event": "phase", "phase": "audit"})
-    again = _audit(asked, host, None)
+    again = asked.call("audit", _audit_request(host, None))
     claimed = {name for fix in planned.plan.fixes for name in fix.findings}
-    before = {planning.identity(f) for f in planned.plan.document["findings"]}
-    left = [
-        f
-        for f in again["findings"]
-        if planning.breaks(f) and (planning.identity(f) in claimed or planning.identity(f) not in before)
-    ]
+    expected = {planning.identity(r.finding) for r in planned.plan.remaining}
+    before = {planning.identity(f) for f in planned.plan.document["findings"]} - claimed
+    broken = [f for f in again["findings"] if planning.breaks(f)]
+    left = [f for f in broken if planning.identity(f) not in before | expected]
     if left:
         told = "; ".join(f"{f['file']}:{f['line']} {f['kind']} {f['symbol']} ({f['detail']})" for f in left[:3])
         raise PatchError(
@@ -180,9 +163,9 @@ def _prove(asked: Agent, host: Host, planned: Planned, tell: OnEvent, *, imports
             findings=left,
         )
     proof: dict[str, Any] = {
-        "audit": {"breaks": sum(planning.breaks(f) for f in again["findings"]), "sites": again.get("sites")}
+        "audit": {"breaks": len(broken), "sites": again.get("sites"), "seconds": again.get("seconds")}
     }
-    modules = [file[:-3].replace("/", ".").removesuffix(".__init__") for file in (f.file for f in planned.plan.files)]
+    modules = [file.file[:-3].replace("/", ".").removesuffix(".__init__") for file in planned.plan.files]
     if imports and modules:
         tell({"event": "phase", "phase": "import"})
         found = asked.call("patch.prove", _request(host, modules=modules))
@@ -210,10 +193,20 @@ def status(host: Host, *, agent: Agent | None = None) -> dict[str, Any]:
         return {"schema": "remoteops.patch-status/1", "host": host.name, **asked.call("patch.status", _request(host))}
 
 
-def _audit(asked: Agent, host: Host, model: str | None, consumer_path: str | None = None) -> dict[str, Any]:
-    from remoteops import probe
-
-    return asked.call("audit", probe.request(host, model=model, consumer_path=consumer_path))
+def _audit_request(host: Host, model: str | None, **fields: Any) -> dict[str, Any]:
+    """What ``fab probe`` audits, but for the baseline: a plan needs to know what is there, not what was."""
+    return _request(
+        host,
+        consumer=host.workload.consumer,
+        provider=host.workload.provider,
+        consumer_path=None,
+        provider_path=None,
+        contracts=[*rules.contracts()],
+        model=model,
+        all=False,
+        facts=False,
+        **fields,
+    )
 
 
 def _request(host: Host, **fields: Any) -> dict[str, Any]:

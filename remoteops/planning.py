@@ -1,35 +1,24 @@
-"""From findings to a plan: which edits, in which files, and the diff with the finding behind each hunk. Pure."""
+"""From an audit to a plan: which edits, in which files, and the diff with the finding behind each hunk. Pure."""
 
 from __future__ import annotations
 
-import difflib
+import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from remoteops import edits, recipes
+from remoteops import recipes
+from remoteops.drafting import Fix, Planner, identity, resolve
 from remoteops.errors import PatchError, UsageError
+from remoteops.hunks import Lines, carry, pieces
 
-__all__ = ["FilePlan", "Fix", "Hunk", "Plan", "Remaining", "breaks", "files_for", "identity", "plan_from"]
+__all__ = ["FilePlan", "Fix", "Hunk", "Plan", "Remaining", "breaks", "converge", "files_for", "identity", "plan_from"]
 
 Finding = Mapping[str, Any]
-Placed = tuple[tuple[str, Mapping[str, Any]], ...]  # (file, edit)
-
-
-@dataclass(frozen=True)
-class Fix:
-    """``id``: a recipe's, or the kind of a mechanical edit. ``edits`` are (file, edit). ``findings``: ids it
-    resolves.
-    """
-
-    id: str
-    title: str
-    why: str
-    reference: str
-    findings: tuple[str, ...]
-    edits: tuple[tuple[str, Mapping[str, Any]], ...]
+Document = Mapping[str, Any]
+ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -43,20 +32,37 @@ class Hunk:
 
 @dataclass(frozen=True)
 class FilePlan:
-    """``file`` as the findings name it; hashes are sha256 of the bytes audited and of the bytes planned."""
+    """``file`` as the findings name it. ``spans``: the lines of the planned text that each fix wrote."""
 
     file: str
     original: bytes
     planned: bytes
-    hunks: tuple[Hunk, ...]
+    spans: tuple[tuple[Fix, Lines], ...]
 
     @property
     def before(self) -> str:
+        """sha256 of the bytes that were audited."""
         return hashlib.sha256(self.original).hexdigest()
 
     @property
     def after(self) -> str:
+        """sha256 of the planned bytes."""
         return hashlib.sha256(self.planned).hexdigest()
+
+    @property
+    def hunks(self) -> tuple[Hunk, ...]:
+        found = []
+        for piece in pieces(self.original, self.planned):
+            first, last = piece.new
+            behind = [fix for fix, (start, end) in self.spans if start <= last + 1 and end >= first]
+            found.append(
+                Hunk(
+                    piece.text,
+                    tuple(dict.fromkeys(fix.id for fix in behind)),
+                    tuple(dict.fromkeys(name for fix in behind for name in fix.findings)),
+                )
+            )
+        return tuple(found)
 
     @property
     def diff(self) -> str:
@@ -73,12 +79,17 @@ class Remaining:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would be written. ``document`` is the audit that it follows from."""
+    """What would be written. ``document``: the audit that it follows from; ``previews``: audits of the planned text.
 
-    document: Mapping[str, Any]
+    A fix can uncover a finding (a call of a function whose import failed before); the last preview has none left that a
+    recipe could resolve.
+    """
+
+    document: Document
     files: tuple[FilePlan, ...]
     fixes: tuple[Fix, ...]
     remaining: tuple[Remaining, ...]
+    previews: tuple[Document, ...] = field(default=())
 
     @property
     def empty(self) -> bool:
@@ -90,7 +101,8 @@ class Plan:
 
     def finding(self, name: str) -> Finding:
         """The finding that an id in ``fixes`` or ``hunks`` names."""
-        return next(f for f in self.document["findings"] if identity(f) == name)
+        documents = (self.document, *self.previews)
+        return next(f for document in documents for f in document["findings"] if identity(f) == name)
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as a JSON document (schema remoteops.plan/1)."""
@@ -104,7 +116,7 @@ class Plan:
                     "before": f.before,
                     "after": f.after,
                     "diff": f.diff,
-                    "hunks": [{"text": h.text, "fixes": list(h.fixes), "findings": list(h.findings)} for h in f.hunks],
+                    "hunks": [dataclasses.asdict(hunk) for hunk in f.hunks],
                 }
                 for f in self.files
             ],
@@ -120,6 +132,8 @@ class Plan:
                 for x in self.fixes
             ],
             "remaining": [{"finding": dict(r.finding), "why": r.why} for r in self.remaining],
+            "breaks": sum(map(breaks, self.document["findings"])),
+            "breaks_planned": sum(map(breaks, self.previews[-1]["findings"])) if self.previews else None,
         }
 
 
@@ -128,15 +142,7 @@ def breaks(finding: Finding) -> bool:
     return finding.get("confidence", "proved") in ("proved", "contract")
 
 
-def identity(finding: Finding) -> str:
-    known = finding.get("id")
-    if known:
-        return str(known)
-    text = "\0".join(str(finding.get(key)) for key in ("kind", "file", "line", "symbol", "detail"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def files_for(document: Mapping[str, Any], only: Sequence[str] = ()) -> list[str]:
+def files_for(document: Document, only: Sequence[str] = ()) -> list[str]:
     """The files whose text a plan needs: those with findings, and those that recipes name besides."""
     known = list(document.get("files") or ())
     wanted: dict[str, None] = {}
@@ -147,20 +153,49 @@ def files_for(document: Mapping[str, Any], only: Sequence[str] = ()) -> list[str
         wanted[finding["file"]] = None
         for variant in recipe.variants if recipe else ():
             for edit in variant:
-                for file in _resolve(edit.get("file"), finding, known):
+                for file in resolve(edit.get("file"), finding, known):
                     wanted[file] = None
     return list(wanted)
 
 
-def plan_from(document: Mapping[str, Any], sources: Mapping[str, bytes], only: Sequence[str] = ()) -> Plan:
+def converge(
+    document: Document,
+    sources: Mapping[str, bytes],
+    audit: Callable[[Mapping[str, bytes]], Document],
+    only: Sequence[str] = (),
+) -> Plan:
+    """Plan, audit the planned text, and plan on until no fix uncovers another finding.
+
+    ``sources``: every consumer file that has sites; ``audit``: planned files -> the audit of the consumer with them.
+    """
+    plan = plan_from(document, sources, only)
+    for _ in range(ROUNDS):
+        if plan.empty:
+            break
+        preview = audit({file.file: file.planned for file in plan.files})
+        known = {identity(f) for seen in (plan.document, *plan.previews) for f in seen["findings"]}
+        fresh = [f for f in preview["findings"] if identity(f) not in known]
+        files = plan.files
+        plan = dataclasses.replace(plan, previews=(*plan.previews, preview))
+        if fresh:
+            plan = plan_from({**preview, "findings": fresh}, sources, only, base=plan)
+        if plan.files == files:
+            break
+    return plan
+
+
+def plan_from(
+    document: Document, sources: Mapping[str, bytes], only: Sequence[str] = (), *, base: Plan | None = None
+) -> Plan:
     """Plan the smallest edits that resolve the findings of an audit.
 
-    ``document``: a remoteops.probe/1 document; ``sources``: file (as findings name it) -> the bytes that were audited;
-    ``only``: rule ids, kinds, recipe ids or finding ids to which the plan is limited. A finding that cannot be fixed
-    is in
-    ``remaining`` with the reason; nothing is raised for it.
+    ``document``: a remoteops.probe/1 document; ``sources``: file (as findings name it) -> its original bytes; ``only``:
+    rule ids, kinds, recipe ids or finding ids to which the plan is limited; ``base``: the plan whose text was audited,
+    when this one goes on from there. A finding that cannot be fixed is in ``remaining`` with the reason; nothing is
+    raised for it.
     """
-    planner = _Planner(sources)
+    started = {file.file: file for file in base.files} if base else {}
+    planner = Planner({**sources, **{name: file.planned for name, file in started.items()}})
     known = recipes.load()
     fixes: list[Fix] = []
     remaining: list[Remaining] = []
@@ -177,190 +212,27 @@ def plan_from(document: Mapping[str, Any], sources: Mapping[str, bytes], only: S
         if same is None:
             fixes.append(fix)
         else:
-            fixes[same] = Fix(
-                fix.id, fix.title, fix.why, fix.reference, (*fixes[same].findings, *fix.findings), fix.edits
-            )
-    return Plan(document, tuple(planner.files(fixes)), tuple(fixes), tuple(remaining))
+            fixes[same] = dataclasses.replace(fix, findings=(*fixes[same].findings, *fix.findings))
+    results = planner.results(fixes)
+    files = []
+    for name in dict.fromkeys((*started, *results)):
+        old = started.get(name)
+        if name not in results:
+            files.append(started[name])
+            continue
+        planned, spans = results[name]
+        if old is not None:
+            spans = [*carry(old.spans, old.planned, planned), *spans]
+        files.append(FilePlan(name, old.original if old else sources[name], planned, tuple(spans)))
+    if base is None:
+        return Plan(document, tuple(files), tuple(fixes), tuple(remaining))
+    return dataclasses.replace(
+        base, files=tuple(files), fixes=(*base.fixes, *fixes), remaining=(*base.remaining, *remaining)
+    )
 
 
 def _selected(finding: Finding, recipe: recipes.Recipe | None, only: Sequence[str]) -> bool:
-    if not breaks(finding) and not (recipe and recipe.risk) and not only:
-        return False
     if not only:
-        return True
-    names = {
-        str(finding.get("rule")),
-        str(finding.get("kind")),
-        identity(finding),
-        str(finding.get("contract")),
-        recipe.id if recipe else "",
-    }
-    return any(fnmatchcase(name, wanted) for name in names if name for wanted in only)
-
-
-def _resolve(pattern: str | None, finding: Finding, known: Iterable[str]) -> list[str]:
-    """Files that an edit's ``file`` (a glob) means; the finding's own where it says none."""
-    if pattern is None:
-        return [finding["file"]]
-    return [file for file in known if fnmatchcase(file, pattern)]
-
-
-class _Planner:
-    """Drafts of the files, grown fix by fix; a fix that does not fit leaves them as they were."""
-
-    def __init__(self, sources: Mapping[str, bytes]) -> None:
-        self.sources = sources
-        self._drafts: dict[str, edits.Draft] = {}
-        self._edits: dict[
-            str, list[tuple[str, Mapping[str, Any]]]
-        ] = {}  # file -> (fix key, edit), one an edit of its draft
-
-    def fix(self, finding: Finding, recipe: recipes.Recipe | None, known: Mapping[str, recipes.Recipe]) -> Fix:
-        """The fix of one finding, entered in the drafts. Raises PatchError with the reason when there is none."""
-        if recipe is not None:
-            if recipe.impossible:
-                raise PatchError(recipe.impossible)
-            placed = self._recipe([recipe, *(known[name] for name in recipe.needs)], finding)
-            return Fix(recipe.id, recipe.title, recipe.why, recipe.reference, (identity(finding),), placed)
-        edit = recipes.mechanical(finding)
-        if edit is None:
-            raise PatchError(f"no fix is known for this {finding['kind']}: {finding['symbol']} ({finding['detail']})")
-        pair = ((finding["file"], _placed(edit, finding)),)
-        self._enter(pair)
-        return Fix(
-            str(edit["edit"]),
-            _title(edit),
-            str(finding.get("error") or ""),
-            str(finding.get("now_at") or ""),
-            (identity(finding),),
-            pair,
-        )
-
-    def _recipe(self, wanted: Sequence[recipes.Recipe], finding: Finding) -> Placed:
-        """The first variant of each recipe whose anchors are all there."""
-        before = dict(self._drafts), {file: list(entered) for file, entered in self._edits.items()}
-        found: list[tuple[str, Mapping[str, Any]]] = []
-        try:
-            for recipe in wanted:
-                found += self._variant(recipe, finding)
-        except PatchError:
-            self._drafts, self._edits = before
-            raise
-        return tuple(found)
-
-    def _variant(self, recipe: recipes.Recipe, finding: Finding) -> Placed:
-        refusal = PatchError(f"recipe {recipe.id} has no edits")
-        for variant in recipe.variants:
-            try:
-                placed = tuple((self._file(recipe, edit, finding), _placed(edit, finding)) for edit in variant)
-                self._enter(placed)
-                return placed
-            except PatchError as error:
-                refusal = error
-        raise refusal
-
-    def _file(self, recipe: recipes.Recipe, edit: Mapping[str, Any], finding: Finding) -> str:
-        files = _resolve(edit.get("file"), finding, self.sources)
-        if len(files) != 1:
-            raise PatchError(f"recipe {recipe.id}: {edit.get('file')} names {len(files)} files here")
-        return files[0]
-
-    def _enter(self, placed: Placed) -> None:
-        drafts: dict[str, edits.Draft] = {}
-        useful = False
-        entered: list[tuple[str, Mapping[str, Any]]] = []
-        for file, edit in placed:
-            if file not in self.sources:
-                raise PatchError(f"{file} was not read")
-            if any(edit == old for _, old in self._edits.get(file, ())):
-                useful = True
-                continue
-            if file not in drafts:
-                drafts[file] = (self._drafts.get(file) or edits.Draft(self.sources[file], file)).copy()
-            useful |= drafts[file].apply(edit)
-            entered.append((file, edit))
-        if not useful:  # an edit that finds itself done cannot be what this finding needs
-            raise PatchError(f"the edit is in {placed[0][0]} already, and the finding is there all the same")
-        for file, edit in entered:
-            self._edits.setdefault(file, []).append((_key(file, edit), edit))
-        self._drafts.update(drafts)
-
-    def files(self, fixes: Sequence[Fix]) -> list[FilePlan]:
-        """Every file that changes."""
-        planned = []
-        for file, draft in self._drafts.items():
-            result = draft.result()
-            if result.data == self.sources[file]:
-                continue
-            behind = {key: [fix for fix in fixes if (file, edit) in fix.edits] for key, edit in self._edits[file]}
-            spans = [
-                (fix, span)
-                for (key, _), group in zip(self._edits[file], result.changed, strict=True)
-                for span in group
-                for fix in behind[key]
-            ]
-            planned.append(
-                FilePlan(file, self.sources[file], result.data, _hunks(self.sources[file], result.data, spans))
-            )
-        return planned
-
-
-def _key(file: str, edit: Mapping[str, Any]) -> str:
-    return f"{file} {sorted(edit.items(), key=str)}"
-
-
-def _placed(edit: Mapping[str, Any], finding: Finding) -> Mapping[str, Any]:
-    """The edit with the finding's position and scope, unless it names a scope or a file of its own."""
-    placed = {key: value for key, value in edit.items() if key != "file"}
-    if "file" in edit or "scope" in edit or edit["edit"] == "replace-function":
-        return placed
-    anchor = finding.get("anchor") or {}
-    placed.setdefault("line", anchor.get("line") or finding["line"])
-    for key in ("column", "end_line", "end_column"):
-        if anchor.get(key) is not None:
-            placed.setdefault(key, anchor[key])
-    if finding.get("scope"):
-        placed.setdefault("scope", finding["scope"])
-    return placed
-
-
-def _title(edit: Mapping[str, Any]) -> str:
-    told = {
-        "drop-keyword": "drop {keyword}= from {call}()",
-        "add-keyword": "pass {keyword}={value} to {call}()",
-        "rename-keyword": "call {keyword}= of {call}() {to}=",
-        "rename-import": "import {name} from where it is now: {to}",
-        "rename-attribute": "use .{to} for .{attribute}",
-    }.get(str(edit["edit"]), str(edit["edit"]))
-    return told.format(**edit)
-
-
-def _hunks(before: bytes, after: bytes, spans: Sequence[tuple[Fix, tuple[int, int]]]) -> tuple[Hunk, ...]:
-    old, new = (data.decode("utf-8", "replace").splitlines(keepends=True) for data in (before, after))
-    found = []
-    for group in difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(3):
-        first, last = group[0], group[-1]
-        lines = [f"@@ -{_range(first[1], last[2])} +{_range(first[3], last[4])} @@\n"]
-        for tag, i1, i2, j1, j2 in group:
-            if tag == "equal":
-                lines += [" " + line for line in old[i1:i2]]
-            else:
-                lines += ["-" + line for line in old[i1:i2]] + ["+" + line for line in new[j1:j2]]
-        text = "".join(
-            line if line.endswith(("\n", "\r")) else line + "\n\\ No newline at end of file\n" for line in lines
-        )
-        behind = [fix for fix, (start, end) in spans if start <= last[4] + 1 and end >= first[3] + 1]
-        found.append(
-            Hunk(
-                text,
-                tuple(dict.fromkeys(fix.id for fix in behind)),
-                tuple(dict.fromkeys(name for fix in behind for name in fix.findings)),
-            )
-        )
-    return tuple(found)
-
-
-def _range(start: int, stop: int) -> str:
-    """A hunk header's range, as diff writes it."""
-    length = stop - start
-    return f"{start + 1}" if length == 1 else f"{start if length == 0 else start + 1},{length}"
+        return breaks(finding) or bool(recipe and recipe.risk)
+    names = (finding.get("rule"), finding.get("kind"), identity(finding), finding.get("contract"), recipe and recipe.id)
+    return any(fnmatchcase(str(name), wanted) for name in names if name for wanted in only)

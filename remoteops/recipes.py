@@ -88,7 +88,7 @@ def mechanical(finding: Finding) -> Edit | None:
     """
     fix = finding.get("fix") or {}
     if fix.get("edit"):
-        return dict(fix)
+        return _proposed(finding, fix)
     kind, symbol, detail = finding.get("kind"), str(finding.get("symbol")), str(finding.get("detail"))
     if kind == "unknown-kwarg" and detail.isidentifier():
         return {"edit": "drop-keyword", "call": callee(symbol), "keyword": detail}
@@ -102,6 +102,23 @@ def mechanical(finding: Finding) -> Edit | None:
                 "to": target if target.endswith("." + name) else f"{target}.{name}",
             }
     return None
+
+
+def _proposed(finding: Finding, fix: Mapping[str, Any]) -> dict[str, Any]:
+    """An edit that the audit proposes ("old" and "new" are its names for both sides of a rename), with what the finding
+    says besides."""
+    edit, symbol, detail = fix["edit"], str(finding.get("symbol")), str(finding.get("detail"))
+    known: dict[str, dict[str, Any]] = {
+        "drop-keyword": {"call": callee(symbol), "keyword": detail},
+        "add-keyword": {"call": callee(symbol), "keyword": detail},
+        "rename-keyword": {"call": callee(symbol), "keyword": fix.get("old", detail)},
+        "rename-attribute": {"attribute": str(fix.get("old", symbol)).rpartition(".")[2]},
+        "rename-import": {"name": fix.get("old", symbol)},
+    }
+    found = {**known.get(edit, {}), **{key: value for key, value in fix.items() if key not in ("old", "new")}}
+    if "new" in fix:
+        found["to"] = str(fix["new"]).rpartition(".")[2] if edit == "rename-attribute" else fix["new"]
+    return found
 
 
 def callee(symbol: str) -> str:

@@ -27,7 +27,7 @@ VERBS: Dict[str, str] = {
     "patch.revert": "remoteops.agent.patches:revert",
     "patch.status": "remoteops.agent.patches:status",
     "patch.prove": "remoteops.agent.patches:prove",
-    "patch.pristine": "remoteops.agent.patches:pristine",
+    "patch.audit": "remoteops.agent.shadow:audit",
     "preflight": "remoteops.agent.preflight:preflight",
     "run.start": "remoteops.agent.runs:start",
     "run.list": "remoteops.agent.runs:list_runs",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import stat
 import time
 from typing import Any, Callable, Dict, List, Optional
@@ -31,7 +30,7 @@ from remoteops.agent.patchstate import (
 from remoteops.agent.proof import prove
 from remoteops.agent.protocol import AgentError
 
-__all__ = ["apply", "pristine", "prove", "read", "revert", "status"]
+__all__ = ["apply", "prove", "read", "revert", "status"]
 
 Emit = Callable[..., None]
 
@@ -68,49 +67,6 @@ def read(request: Request, emit: Emit) -> Dict[str, Any]:
                 record["pristine"] = {"sha256": known["before"], "data": base64.b64encode(original).decode("ascii")}
         files.append(record)
     return {"files": files}
-
-
-def pristine(request: Request, emit: Emit) -> Dict[str, Any]:
-    """A folder that shows ``package`` as it was before our patch (links, and the originals), for auditing.
-
-    ``path`` is null when the package is not patched or what is there is not our doing any more.
-    """
-    root, package = place(request)
-    store = store_of(request, root, package)
-    if not store.state() and not os.path.exists(store.journal_path):
-        return {"path": None, "files": {}}
-    with told("show the originals"), store.locked(who(request)):
-        store.recover()
-        state = store.state()
-        report = describe(store, state)
-        files = state.get("files", {})
-        if report["state"] not in (PATCHED, PARTLY) or not files:
-            return {"path": None, "files": {}, "state": report["state"]}
-        shadow = os.path.join(store.path, "pristine")
-        shutil.rmtree(shadow, ignore_errors=True)
-        _shadow(root, shadow, package, {rel: store.blob(known["before"]) for rel, known in files.items()})
-    return {"path": shadow, "files": {rel: known["before"] for rel, known in files.items()}, "state": report["state"]}
-
-
-def _shadow(root: str, shadow: str, package: str, originals: Dict[str, bytes]) -> None:
-    """Real folders along the way to each original, links for all the rest."""
-    real = {os.path.dirname(rel) for rel in originals}
-    for folder in list(real):
-        while folder:
-            real.add(folder)
-            folder = os.path.dirname(folder)
-    for folder in sorted(real | {package}):
-        os.makedirs(os.path.join(shadow, folder), exist_ok=True)
-        for name in os.listdir(os.path.join(root, folder)) if folder else []:
-            rel = os.path.join(folder, name)
-            if rel not in real and rel not in originals:
-                os.symlink(os.path.join(root, rel), os.path.join(shadow, rel))
-    for rel, data in originals.items():
-        with open(os.path.join(shadow, rel), "wb") as stream:
-            stream.write(data)
-    info = distinfo.find(root, package)
-    if info:
-        os.symlink(info, os.path.join(shadow, os.path.basename(info)))
 
 
 def apply(request: Request, emit: Emit) -> Dict[str, Any]:
@@ -271,7 +227,6 @@ def revert(request: Request, emit: Emit) -> Dict[str, Any]:
             }
             store.commit(changes, cleared, "revert")
             store.prune(())
-            shutil.rmtree(os.path.join(store.path, "pristine"), ignore_errors=True)
             results.append(
                 {
                     "root": root,

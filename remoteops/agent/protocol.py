@@ -40,6 +40,7 @@ READS: FrozenSet[str] = frozenset(
         "audit",
         "audit.runtime",
         "audit.shell",
+        "patch.audit",
         "patch.read",
         "patch.status",
         "patch.prove",

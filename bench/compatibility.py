@@ -1,0 +1,275 @@
+"""Which consumer works with which provider: before the plan, after it, and how that was proved. Writes docs/compatibility.md.
+
+    python bench/compatibility.py                        audit every pair, plan, audit the planned tree again
+    python bench/compatibility.py --check                the same on the trees at hand; fails when the table is out of date
+    python bench/compatibility.py --extract PYTHON [--provider-path DIR] --consumer 0.3.0 --provider 0.17.1
+                                                         real extraction in a venv, compared with transformers
+
+Trees come from ``--trees DIR`` (DIR/<name>-<version>/<package>) or from the package index, cached. The figures are kept in
+bench/compatibility.json; the page is made from it. An audit imports nothing; a plan is tried on a copy of the consumer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from remoteops import planning, probe, sources
+from remoteops.errors import RemoteOpsError
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "compatibility.json"
+PAGE = HERE.parent / "docs" / "compatibility.md"
+CONSUMERS = ("0.3.0", "0.4.0", "0.4.0.1")
+FIRST, LAST = "0.11.0", "0.33.0"
+
+
+def tree(name: str, version: str, trees: Path | None, *, offline: bool) -> sources.Tree | None:
+    """The sources of a release; None when they cannot be had."""
+    if trees is not None:
+        folder = trees / f"{name}-{version}"
+        return sources.local_tree(folder, name) if folder.is_dir() else None
+    try:
+        return sources.cached(f"{name}=={version}") if offline else sources.fetch(f"{name}=={version}")
+    except RemoteOpsError:
+        return None
+
+
+def planned(consumer: sources.Tree, provider: sources.Tree, folder: Path) -> tuple[sources.Tree, planning.Plan]:
+    """A copy of the consumer with the plan applied; the audits before and after are in the plan."""
+    root = Path(consumer.path)
+    shutil.copytree(root / consumer.package, folder / consumer.package)
+    patched = dataclasses.replace(consumer, path=str(folder))
+
+    def preview(contents: Mapping[str, bytes]) -> dict[str, Any]:
+        for file, data in contents.items():
+            (folder / file).write_bytes(data)
+        return probe.audit_trees(patched, provider)
+
+    document = probe.audit_trees(consumer, provider)
+    texts = {file: (root / file).read_bytes() for file in document["files"]}
+    return patched, planning.converge(document, texts, preview)
+
+
+def pair(consumer: sources.Tree, provider: sources.Tree) -> dict[str, Any]:
+    """One pair's record: breaks and silent risks before, both after, the fixes, and what is left with the reason."""
+    with tempfile.TemporaryDirectory() as folder:
+        _, plan = planned(consumer, provider, Path(folder))
+    before = plan.document
+    after = plan.previews[-1] if plan.previews else before
+    left = {planning.identity(r.finding): r.why for r in plan.remaining}
+    return {
+        "breaks": sum(map(planning.breaks, before["findings"])),
+        "risks": sum(not planning.breaks(f) for f in before["findings"]),
+        "breaks_after": sum(map(planning.breaks, after["findings"])),
+        "risks_after": sum(not planning.breaks(f) for f in after["findings"]),
+        "fixes": sorted({fix.id for fix in plan.fixes}),
+        "left": sorted(
+            {
+                left.get(planning.identity(f), f"{f['kind']} {f['symbol']} ({f['detail']})")
+                for f in after["findings"]
+                if planning.breaks(f)
+            }
+        ),
+    }
+
+
+def _pair(arguments: tuple[str, str, sources.Tree, sources.Tree]) -> tuple[str, str, dict[str, Any]]:
+    consumer, provider, ours, theirs = arguments
+    try:
+        return consumer, provider, pair(ours, theirs)
+    except RemoteOpsError as error:
+        return consumer, provider, {"error": error.message}
+
+
+def audit_all(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """consumer -> provider -> record, for every pair whose trees can be had."""
+    offline = options.check and options.trees is None
+    providers = options.provider or releases(options, offline=offline)
+    ours = {v: tree("speculators", v, options.trees, offline=offline) for v in options.consumer or CONSUMERS}
+    theirs = {v: tree("vllm", v, options.trees, offline=offline) for v in providers}
+    jobs = [(c, p, a, b) for c, a in ours.items() for p, b in theirs.items() if a is not None and b is not None]
+    found: dict[str, dict[str, Any]] = {}
+    with concurrent.futures.ProcessPoolExecutor(max_workers=options.jobs) as pool:
+        for consumer, provider, record in pool.map(_pair, jobs):
+            found.setdefault(consumer, {})[provider] = record
+            print(f"speculators {consumer} x vllm {provider}: {record}", file=sys.stderr)
+    return found
+
+
+def releases(options: argparse.Namespace, *, offline: bool) -> list[str]:
+    """Final releases of the provider from FIRST to LAST, oldest first."""
+    from packaging.version import Version
+
+    if options.trees is not None:
+        names = [path.name.removeprefix("vllm-") for path in options.trees.glob("vllm-*")]
+    elif offline:
+        names = list(next(iter(load()["pairs"].values()), {}))
+    else:
+        names = sources.releases(f"vllm>={FIRST},<={LAST}")
+    return sorted((n for n in names if Version(FIRST) <= Version(n) <= Version(LAST)), key=Version)
+
+
+def extract(options: argparse.Namespace) -> dict[str, Any]:
+    """Plan for one pair as installed, extract with the planned consumer in the venv, compare with transformers."""
+    (consumer,), (provider,) = options.consumer, options.provider
+    ours = tree("speculators", consumer, options.trees, offline=False)
+    theirs = sources.local_tree(options.provider_path or site_packages(options.extract), "vllm")
+    assert ours is not None
+    with tempfile.TemporaryDirectory() as folder:
+        patched, plan = planned(ours, theirs, Path(folder))
+        path = os.pathsep.join([patched.path, *([str(options.provider_path)] if options.provider_path else [])])
+        env = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        done = subprocess.run(
+            [options.extract, str(HERE / "compat_extract.py"), str(options.model)],
+            env=env,
+            stdout=subprocess.PIPE,
+            timeout=1800,
+            check=False,
+        )
+    answer: dict[str, Any] = json.loads(done.stdout or b'{"error": "the process died"}')
+    return {**answer, "fixes": sorted({fix.id for fix in plan.fixes})}
+
+
+def site_packages(python: str) -> Path:
+    done = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Path(done.stdout.strip())
+
+
+def load() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"pairs": {}, "runs": {}}
+
+
+def proof(run: dict[str, Any] | None) -> str:
+    """A cell: how real extraction went."""
+    if run is None:
+        return ""
+    if "error" in run:
+        return f"ran: {run['error'][:80]}"
+    wrong = sum(s["wrong"] for s in run["scenarios"].values())
+    prompts = sum(s["prompts"] for s in run["scenarios"].values())
+    worst = max(s["max_relative_error"] for s in run["scenarios"].values())
+    return f"{prompts - wrong} of {prompts} prompts equal, {worst:.1e}"
+
+
+def page(results: dict[str, Any]) -> str:
+    """docs/compatibility.md."""
+    text = [HEAD]
+    for consumer, providers in results["pairs"].items():
+        text.append(f"## speculators {consumer}\n")
+        text.append("| vLLM | breaks | after | silent risks | after | fixes | extraction on the CPU |")
+        text.append("|---|---|---|---|---|---|---|")
+        for provider, record in providers.items():
+            if "error" in record:
+                text.append(f"| {provider} | {record['error']} | | | | | |")
+                continue
+            run = proof(results["runs"].get(consumer, {}).get(provider))
+            text.append(
+                f"| {provider} | {record['breaks']} | {record['breaks_after']} | {record['risks']} | {record['risks_after']} "
+                f"| {len(record['fixes'])} | {run} |"
+            )
+        lines = {
+            line: [p for p, r in providers.items() if line in r.get("left", ())]
+            for r in providers.values()
+            for line in r.get("left", ())
+        }
+        text += ["", *(f"- Left on {', '.join(where)}: {line}" for line, where in lines.items()), ""]
+        fixes: dict[str, list[str]] = {}
+        for provider, record in providers.items():
+            for fix in record.get("fixes", ()):
+                fixes.setdefault(fix, []).append(provider)
+        text += [
+            "| fix | vLLM |",
+            "|---|---|",
+            *(f"| {fix} | {span(where, list(providers))} |" for fix, where in sorted(fixes.items())),
+            "",
+        ]
+    return "\n".join(text)
+
+
+def span(where: list[str], everything: list[str]) -> str:
+    """Runs of neighbouring releases as "first to last"."""
+    runs: list[list[str]] = []
+    for version in where:
+        at = everything.index(version)
+        if runs and everything.index(runs[-1][-1]) == at - 1:
+            runs[-1].append(version)
+        else:
+            runs.append([version])
+    return ", ".join(r[0] if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
+
+
+HEAD = """\
+# What works with what
+
+Made by `bench/compatibility.py`; the figures are in `bench/compatibility.json`. Do not edit.
+
+*breaks*: uses of vLLM that fail for certain, as `fab probe` finds them in the two source trees. *silent risks*: findings that
+depend on the model or the hardware, or that give wrong data without an error. *after*: the same audit of the consumer with
+the plan of `fab patch` applied. The last column is a real run on a CPU in float32 with the stock generator of the patched
+consumer: 115 prompts (mixed lengths, shared prefixes, batches above the token budget, more prompts than slots, one token,
+each in the order given), compared with transformers; the number is the largest relative error (the largest difference in a
+layer over its largest value). Plans come from the audit of the installed sources; a release number decides nothing.
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--trees", type=Path)
+    parser.add_argument("--consumer", action="append")
+    parser.add_argument("--provider", action="append")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--extract", metavar="PYTHON")
+    parser.add_argument("--provider-path", type=Path)
+    parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir()) / "remoteops-compat-model")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    options = parser.parse_args()
+    results = load()
+    if options.extract:
+        answer = extract(options)
+        results["runs"].setdefault(options.consumer[0], {})[options.provider[0]] = answer
+        print(proof(answer))
+    else:
+        found = audit_all(options)
+        if options.check:
+            stale = [
+                f"{c} x {p}: {record} != {results['pairs'].get(c, {}).get(p)}"
+                for c, providers in found.items()
+                for p, record in providers.items()
+                if record != results["pairs"].get(c, {}).get(p)
+            ]
+            print("\n".join(stale) or f"{sum(map(len, found.values()))} pairs as documented")
+            return 1 if stale or PAGE.read_text() != page(results) else 0
+        for consumer, providers in found.items():
+            results["pairs"].setdefault(consumer, {}).update(providers)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    PAGE.write_text(page(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
