@@ -17,7 +17,7 @@ from remoteops.agent.extraction.reporting import Reporter
 from remoteops.agent.protocol import AgentError
 
 SEQUENCES = 256
-POLL = 0.02  # seconds between two looks at the manifest while only writing is left
+POLL = 0.002  # seconds between two looks at the manifest while only writing is left
 PATIENCE = 120.0  # seconds without a written sample, with free disk, after which the run fails
 GIVE_UP = 20.0  # seconds after a stop that writing may stand still (a full disk)
 

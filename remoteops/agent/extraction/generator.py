@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import signal
 import threading
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Sequence
 
 from remoteops.agent.extraction import library
 from remoteops.agent.extraction.arena import memory_for
@@ -39,28 +39,30 @@ class GeneratorEngine:
         self._config = self._library.vllm_config
         self._requests = _RequestFactory(self._library)
         self._budget = int(self._config.scheduler_config.max_num_batched_tokens)
-        self._tokens = 0
-        self._guard: Optional[_WorkerGuard] = _WorkerGuard(self._executor)
+        self._open = False
+        self._stats: Dict[str, Any] = {}
+        self._guard = _WorkerGuard(self._executor)
 
     def run(self, rows: Sequence[Any], store: Any, gate: Any = None) -> Dict[str, Any]:
         """Write every row. Returns the counts. Raises CaptureError (states that cannot be right), AgentError (a row that cannot fit,
-        a failed write) or what the engine raised."""
+        a failed write) or what the engine raised. May be called again, with the same store."""
         self._check_lengths(rows)
-        layout = "LSH" if self._job["format"] == "speculators-v1" else "SLH"
-        ranks = self._call("remoteops_open", Setup(list(self._job["layers"]), layout, self._budget,
-                                                   self._memory(rows), self._threads, store, gate))
-        self._agree([(one["dtype"], one["hidden"]) for one in ranks])
-        self._reporter.notice("capturing on rank 0 of %d" % len(ranks), ranks=ranks)
-        try:
-            self._loop(iter(rows))
-            return self._finish()
-        finally:
-            if not self._executor_failed():
-                self._call("remoteops_close")
+        if not self._open:
+            layout = "LSH" if self._job["format"] == "speculators-v1" else "SLH"
+            ranks = self._call("remoteops_open", Setup(list(self._job["layers"]), layout, self._budget,
+                                                       self._memory(rows), self._threads, store, gate))
+            self._agree([(one["dtype"], one["hidden"]) for one in ranks])
+            self._open = True
+            self._reporter.notice("capturing on rank 0 of %d" % len(ranks), ranks=ranks)
+        before = dict(self._stats)
+        self._loop(iter(rows))
+        after = self._finish()
+        return {key: after[key] - before.get(key, 0) for key in ("samples", "tokens", "bytes", "dropped")}
 
     def close(self) -> None:
-        if self._guard is not None:
-            self._guard.stop()
+        self._guard.stop()
+        if self._open and not self._guard.dead and not getattr(self._executor, "is_failed", False):
+            self._call("remoteops_close")
         self._executor.shutdown()
 
     # the loop
@@ -136,12 +138,12 @@ class GeneratorEngine:
                 self._call("remoteops_stop", [])
             written = stats["samples"]
         self._reporter.progress(stats["samples"], stats["tokens"], stats["bytes"], force=True)
-        return {key: stats[key] for key in ("samples", "tokens", "bytes", "dropped")}
+        return stats
 
     def _absorb(self, replies: List[Dict[str, Any]]) -> None:
         """Take the counts; all ranks must have run the same tokens, and no write may have failed."""
         self._agree([one["step"] for one in replies if "step" in one])
-        stats = replies[0]
+        stats = self._stats = replies[0]
         self._free, self._room = stats["free"], stats["room"]
         if stats["errors"]:
             index, text = stats["errors"][0]
@@ -162,9 +164,6 @@ class GeneratorEngine:
     def _agree(values: List[Any]) -> None:
         if any(value != values[0] for value in values[1:]):
             raise CaptureError("the tensor-parallel ranks do not agree: %s" % values)
-
-    def _executor_failed(self) -> bool:
-        return bool(getattr(self._executor, "is_failed", False)) or bool(self._guard and self._guard.dead)
 
     def _memory(self, rows: Sequence[Any]) -> int:
         width = int(self._config.model_config.get_hidden_size()) * self._config.model_config.dtype.itemsize

@@ -79,6 +79,10 @@ class RowConnector(stock.ExampleHiddenStatesConnector):  # type: ignore[misc]
     def wait_for_save(self) -> None:
         """Nothing to wait for: the gather is on the model's stream, and writing has its own memory."""
 
+    def register_kv_caches(self, kv_caches: Dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+        _cache_in_wide_pieces()
+
     def get_finished(self, finished_req_ids: Any) -> Tuple[None, None]:
         return None, None
 
@@ -121,7 +125,7 @@ class _Sink:
             blocks = torch.tensor(save.block_ids[:(length + block_size - 1) // block_size], dtype=torch.long)
             slots[offset:offset + length] = (blocks[:, None] * block_size + torch.arange(block_size)).flatten()[:length]
             offset += length
-        states = stock.extract_from_kv_cache(kv_layer, slots.to(kv_layer.device, non_blocking=True), total)
+        states = stock.extract_from_kv_cache(wide(kv_layer), slots.to(kv_layer.device, non_blocking=True), total).view(kv_layer.dtype)
         size = states[0].numel() * states.element_size()
         while not self._ranges.wait([size * len(save.token_ids) for save in saves], 1.0):
             if os.path.exists(self._stop):
@@ -199,3 +203,32 @@ class _StoppableGate:
 
     def wait(self, size: int, stop: Any, *, failed: bool = False) -> bool:
         return self._gate.wait(size, lambda: stop() or os.path.exists(self._stop), failed=failed)
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory in pieces of 16 bytes, where it can be seen so: indexing kernels work element by element, so that rows move
+    eight times faster as complex128 than as bfloat16. On the CPU, and where it does not fit, the tensor itself."""
+    width = 16 // tensor.element_size() if tensor.element_size() <= 16 else 0
+    if tensor.device.type != "cuda" or width < 2 or tensor.dim() < 2 or tensor.stride(-1) != 1 or tensor.shape[-1] % width:
+        return tensor
+    if tensor.storage_offset() % width or any(stride % width for stride in tensor.stride()[:-1]):
+        return tensor
+    return tensor.view(torch.complex128)
+
+
+def _cache_in_wide_pieces() -> None:
+    """Have vLLM put states into their cache in wide pieces. Its function only indexes, so it is called with other views of the same memory."""
+    from vllm.model_executor.models import extract_hidden_states as model
+
+    put = getattr(model, "basic_cache", None)
+    if put is None or hasattr(put, "remoteops"):
+        return
+
+    def in_wide_pieces(to_cache: torch.Tensor, kv_cache: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        source, target = wide(to_cache), wide(kv_cache)
+        if source.dtype != target.dtype:
+            source, target = to_cache, kv_cache
+        return put(source, target, *args, **kwargs)
+
+    in_wide_pieces.remoteops = True  # type: ignore[attr-defined]
+    model.basic_cache = in_wide_pieces
