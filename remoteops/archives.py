@@ -117,6 +117,22 @@ def unpack_wheel(archive: Path | RangeFile, target: Path) -> list[str]:
     return top_level(target)
 
 
+def complete_from_wheel(archive: RangeFile, target: Path, package: str) -> None:
+    """Add to an sdist's tree what only the big wheel has: marks of compiled modules, and generated sources.
+
+    The wheel's directory is a request or two; the sources that the sdist has already are not fetched again.
+    """
+    with zipfile.ZipFile(archive) as wheel:
+        for info in wheel.infolist():
+            path = PurePosixPath(info.filename)
+            if path.parts[0] != package or (target / path).exists():
+                continue
+            if path.suffix in COMPILED_SUFFIXES:
+                _write(target, path, b"")
+            elif path.suffix in SOURCE_SUFFIXES and info.file_size <= MAX_MEMBER:
+                _write(target, path, wheel.read(info))
+
+
 def unpack_sdist(archive: Path, target: Path, package: str | None) -> list[str]:
     """Write the sources of one package of an sdist under ``target``.
 

@@ -26,7 +26,7 @@ from remoteops.errors import MissingPackage, RemoteOpsError, TransferFailed, Usa
 
 RECORD = "remoteops-source.json"
 SMALL_WHEEL = 30 * 2**20  # bytes; below this a wheel is fetched whole
-_FORMAT = 2  # raise it when what a cached tree holds changes
+_FORMAT = 3  # raise it when what a cached tree holds changes
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def _download(links: list[Any], staging: Path, package: str) -> tuple[list[str],
     """
     finder = pip_settings.finder(pip_settings.read())
     tried = []
-    for link, remote in _order(links, finder):
+    for link, remote, big in _order(links, finder):
         tried.append(link.filename)
         try:
             if remote is not None:
@@ -261,6 +261,8 @@ def _download(links: list[Any], staging: Path, package: str) -> tuple[list[str],
                     local = link.file_path if link.is_file else finder.download(link, scratch)
                     names = _unpack(Path(local), staging, package)
             if names:
+                if big is not None and not link.is_wheel and package in names:
+                    archives.complete_from_wheel(big, staging, package)
                 return names, link.filename
         except RemoteOpsError:
             raise
@@ -275,8 +277,8 @@ def _download(links: list[Any], staging: Path, package: str) -> tuple[list[str],
     )
 
 
-def _order(links: list[Any], finder: Any) -> Iterator[tuple[Any, archives.RangeFile | None]]:
-    """Links in the order they are tried; with a RangeFile where only the sources of a big wheel are to be read.
+def _order(links: list[Any], finder: Any) -> Iterator[tuple[Any, archives.RangeFile | None, archives.RangeFile | None]]:
+    """Links in the order they are tried, as (link, the wheel to read by ranges, the big wheel that completes an sdist).
 
     ``links`` is in pip's order of preference, so the first wheel is the one for this platform, if there is one.
     """
@@ -286,14 +288,14 @@ def _order(links: list[Any], finder: Any) -> Iterator[tuple[Any, archives.RangeF
     for link in (pure or wheels)[:1]:
         remote = None if link.is_file else archives.remote_file(finder.session, link.normalized.split("#")[0])
         if remote is None or remote.size <= SMALL_WHEEL:
-            yield link, None
+            yield link, None, None
         else:
             big = (link, remote)
     for link in links:
         if not link.is_wheel:
-            yield link, None
+            yield link, None, big[1] if big else None
     if big is not None:
-        yield big
+        yield *big, None
 
 
 def _unpack(path: Path, staging: Path, package: str | None) -> list[str]:

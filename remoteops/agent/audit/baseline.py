@@ -171,7 +171,7 @@ def _meaning(node: ast.expr) -> Any:
 
 
 def _members(nodes: List[ast.expr]) -> Any:
-    found = set()
+    found: Set[Any] = set()
     for node in nodes:
         meaning = _meaning(node)
         found |= meaning if isinstance(meaning, frozenset) else {meaning}
