@@ -250,7 +250,7 @@ def pulling(
         task = bar.add_task("pull", total=None)
 
         def tell(event: dict[str, Any]) -> None:
-            if event["event"] == "progress":
+            if event["event"] == "progress" and "bytes_total" in event:
                 bar.update(task, completed=event["bytes"], total=event["bytes_total"])
 
         document = pull.pull(
