@@ -188,12 +188,17 @@ class Attributes(Annotations):
         if name == "__class__":
             return Hit(option, "found", ClassValue(info, option.exact), info.dotted)
         member = self.classes.member(info, name)
-        assigned = self.classes.assigned(info, name) if member is None or member.kind in ("field", "value") else []
-        if member is not None and (member.kind in ("method", "class") or not assigned):
-            if not self._only_init(info, name):
-                return Hit(
-                    option, "found", self.member_value(member, option), member.owner.dotted + "." + name, member=member
-                )
+        only_init = member is not None and self._only_init(info, name)
+        assigned: List[Member] = []
+        if member is not None and not only_init:
+            value = self.member_value(member, option)
+            if member.kind in ("method", "class") or not (isinstance(value, Unknown) or value == NONE):
+                return Hit(option, "found", value, member.owner.dotted + "." + name, member=member)
+            assigned = self.classes.assigned(info, name)
+            if not assigned:
+                return Hit(option, "found", value, member.owner.dotted + "." + name, member=member)
+        elif member is None:
+            assigned = self.classes.assigned(info, name)
         if assigned:
             return Hit(
                 option,
@@ -202,7 +207,7 @@ class Attributes(Annotations):
                 assigned[0].owner.dotted + "." + name,
                 member=assigned[0],
             )
-        has, reason = (False, "") if self._only_init(info, name) else self.classes.has(info, name)
+        has, reason = (False, "") if only_init else self.classes.has(info, name)
         reach = self.in_provider(info.module)
         if has:
             return Hit(option, "found", Unknown(reach, "%s.%s" % (info.dotted, name)), info.dotted + "." + name)

@@ -135,7 +135,7 @@ class Calls(Attributes):
 
     def passed(self, function: FunctionInfo, bound: Optional[Value], node: ast.Call, scope: Any) -> Dict[str, Value]:
         """Parameter name -> value for the arguments of a call that are spelled out."""
-        definition = function.node
+        definition = function.head
         if definition is None:
             return {}
         names = [a.arg for a in definition.args.posonlyargs + definition.args.args]
@@ -155,7 +155,7 @@ class Calls(Attributes):
         self, function: FunctionInfo, bound: Optional[Value], arguments: Optional[Dict[str, Value]] = None
     ) -> Value:
         """The result of a function: its annotation, else its returned expressions."""
-        node = function.node
+        node = function.head
         reach = self.in_provider(function.module)
         if node is None:
             return Unknown(reach, function.dotted)
@@ -172,7 +172,7 @@ class Calls(Attributes):
         for decorator in node.decorator_list:
             if last_name(decorator) in ("contextmanager", "asynccontextmanager"):
                 return Sequence("context", None, elements(value))
-        if isinstance(node, ast.AsyncFunctionDef) and not _yields(node):
+        if isinstance(node, ast.AsyncFunctionDef) and not ("yield" in function.unit.text and _yields(function.node)):
             return Sequence("awaitable", None, value)
         return value
 
@@ -219,7 +219,7 @@ class Calls(Attributes):
     def _declared_result(
         self, function: FunctionInfo, bound: Optional[Value], arguments: Optional[Dict[str, Value]]
     ) -> Optional[Value]:
-        node = function.node
+        node = function.head
         if node is None or node.returns is None:
             return None
         variables = self.annotations_variables(function)
@@ -256,7 +256,7 @@ class Calls(Attributes):
     def annotations_variables(self, function: FunctionInfo) -> List[str]:
         """Type variables in a function's return annotation (also those of PEP 695)."""
         if "variables" not in function.facts:
-            node = function.node
+            node = function.head
             found = self.type_variables(node.returns, function.module) if node is not None else []
             found += [str(p.name) for p in getattr(node, "type_params", [])]
             function.facts["variables"] = found
@@ -273,7 +273,8 @@ class Calls(Attributes):
         if memo and memo in function.facts:
             return function.facts[memo]  # type: ignore[return-value]
         node = function.node
-        assert node is not None
+        if node is None:
+            return UNKNOWN
         self._returning[key] = True
         try:
             scope = self.lazy_scope(function, bound, arguments)
@@ -555,5 +556,5 @@ class Calls(Attributes):
         return shape._replace(positional=shape.positional + count, keywords=shape.keywords + fresh)
 
 
-def _yields(node: ast.AST) -> bool:
-    return any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(node))
+def _yields(node: Optional[ast.AST]) -> bool:
+    return node is not None and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(node))

@@ -326,11 +326,15 @@ class Classes:
         if not klass.unit.mentions(name):
             return
         masked = klass.unit.source.masked
-        stores = re.compile(r"\.\s*%s\s*(?::[^=\n]|=(?!=)|,|\)|\]|[-+*/|&^%%]=| in\b| as\b|\n)" % re.escape(name))
+        word = re.escape(name)
+        # `x.name =`, `x.name: T`, `x.name +=`, and as one of several targets: `a, x.name = `, `(\n x.name,\n) = `, `for x.name in`.
+        stores = re.compile(
+            r"\.%s\s*(?::[^=\n]|=(?!=)|[-+*/|&^%%@]{1,2}=)|\.%s\s*[,)\]][^=\n]*(?<![=!<>])=(?!=)|\.%s\s*(?: in\b|:\n)" % (word, word, word))
+        spread = re.compile(r"^[ \t]*[\])]\s*=(?!=)", re.M)
         for unit in klass.unit.body().units:
             if unit.kind != "def" or not unit.mentions(name):
                 continue
-            if not stores.search(masked, unit.start, unit.end) and not _NAMED.search(masked, unit.start, unit.end):
+            if not any(p.search(masked, unit.start, unit.end) for p in (stores, spread, _NAMED)):
                 continue
             for node in self._stores(unit).get(name, []):
                 yield Member("attribute", name, klass, node=node, method=unit)
@@ -366,6 +370,8 @@ class Classes:
             for name in ("__getattr__", "__getattribute__"):
                 if self.own(klass, name):
                     return "%s defines %s" % (klass.dotted, name)
+            if not any(klass.unit.mentions(w) for w in ("setattr", "__dict__", "vars(self)")):
+                continue
             text = klass.unit.source.masked
             for match in re.compile(
                 r"\bsetattr\s*\(\s*(?:self|cls)\s*,\s*(\S)|\b__dict__\s*\.\s*update\b|\bself\s*\.\s*__dict__\s*=|\bvars\(self\)"
@@ -376,14 +382,14 @@ class Classes:
 
     def has(self, info: ClassInfo, name: str, *, instance: bool = True) -> Tuple[Optional[bool], str]:
         """Whether an object of exactly this class has an attribute. (None, why) when the sources cannot tell."""
-        if name in _OBJECT:
+        memo: Dict[Tuple[str, bool], Tuple[Optional[bool], str]] = info.facts.setdefault("has", {})  # type: ignore[assignment]
+        if (name, instance) not in memo:
+            memo[name, instance] = self._has(info, name, instance)
+        return memo[name, instance]
+
+    def _has(self, info: ClassInfo, name: str, instance: bool) -> Tuple[Optional[bool], str]:
+        if name in _OBJECT or self.member(info, name) is not None:
             return True, ""
-        member = self.member(info, name)
-        if member is not None:
-            if member.kind == "field" and not instance and not self.fields_are_members(info):
-                pass
-            else:
-                return True, ""
         if instance and any(self.sets(klass, name) for klass in self.lineage(info).classes):
             return True, ""
         for base in self.lineage(info).external:
@@ -391,9 +397,6 @@ class Classes:
                 return True, ""
         reason = self.fallback(info)
         return (None, reason) if reason else (False, "")
-
-    def fields_are_members(self, info: ClassInfo) -> bool:
-        return True
 
     def methods(self, info: ClassInfo) -> List[Unit]:
         return [u for u in info.unit.body().units if u.kind == "def"]
@@ -461,25 +464,35 @@ def _slots(statements: List[ast.stmt]) -> Iterator[str]:
 
 
 def stores_in(function: ast.AST, receiver: str) -> Dict[str, List[ast.AST]]:
-    """Attribute -> nodes of a function that set it on the receiver."""
+    """Attribute -> statements of a function that set it on the receiver (nested functions included)."""
     found: Dict[str, List[ast.AST]] = {}
-    for node in ast.walk(function):
-        targets: List[ast.AST] = []
-        if isinstance(node, ast.Assign):
-            targets = list(node.targets)
-        elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.For, ast.AsyncFor)):
-            targets = [node.target]
-        elif isinstance(node, (ast.With, ast.AsyncWith)):
-            targets = [i.optional_vars for i in node.items if i.optional_vars is not None]
-        elif isinstance(node, ast.Call) and last_name(node.func) in _SETTERS:
-            for argument in node.args[:2]:
-                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                    found.setdefault(argument.value, []).append(node)
-            continue
-        for target in targets:
-            for inner in ast.walk(target):
-                if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and isinstance(inner.value, ast.Name) and inner.value.id == receiver:
-                    found.setdefault(inner.attr, []).append(node)
+    pending: List[ast.AST] = [function]
+    while pending:
+        for node in walk_shallow(pending.pop().body):  # type: ignore[attr-defined]
+            if isinstance(node, ast.Assign):
+                targets: List[Optional[ast.expr]] = list(node.targets)
+            elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.For, ast.AsyncFor)):
+                targets = [node.target]
+            elif isinstance(node, (ast.With, ast.AsyncWith)):
+                targets = [item.optional_vars for item in node.items]
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                if last_name(node.value.func) in _SETTERS:
+                    for argument in node.value.args[:2]:
+                        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                            found.setdefault(argument.value, []).append(node.value)
+                continue
+            else:
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    pending.append(node)
+                continue
+            while targets:
+                target = targets.pop()
+                if isinstance(target, (ast.Tuple, ast.List)):
+                    targets.extend(target.elts)
+                elif isinstance(target, ast.Starred):
+                    targets.append(target.value)
+                elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == receiver:
+                    found.setdefault(target.attr, []).append(node)
     return found
 
 

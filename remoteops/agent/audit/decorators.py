@@ -250,7 +250,7 @@ class Decorators:
         """function, staticmethod, classmethod or property."""
         if "flavour" not in function.facts:
             flavour = "function"
-            node = function.node
+            node = function.head
             for decorator in node.decorator_list if node is not None else []:
                 name = last_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
                 if name in ("staticmethod", "classmethod"):
@@ -267,7 +267,7 @@ class Decorators:
     def signature(self, function: FunctionInfo) -> Optional[Signature]:
         """Parameters as a caller meets them (the receiver included), or None when the source cannot be parsed."""
         if "signature" not in function.facts:
-            node = function.node
+            node = function.head
             result = from_arguments(node.args) if node is not None else None
             if node is not None and result is not None:
                 for decorator in reversed(node.decorator_list):

@@ -199,13 +199,18 @@ class Ducks:
             text = self._misfit(klass, method, set(), signature)
             if text:
                 bad[klass.name] = text
-        if bad:
-            names = sorted(bad)
-            everywhere = total > 0 and len(bad) >= total
-            told = "%d of %d classes call it in a way it does not take: %s (%s)" % (len(bad), max(total, len(bad)), ", ".join(names[:12]), bad[names[0]])
-            self.recorder.settle(site, S.BREAK if everywhere else S.RISK, told, (
-                Problem("override-mismatch", bad[names[0]].split(" ")[0], error="TypeError", message="%s() does not take %s" % (function.name, bad[names[0]]),
-                        now=told, now_at="", sure=everywhere, extra={"classes": names}),))
+        grouped: Dict[str, List[str]] = {}
+        for name, text in bad.items():
+            grouped.setdefault(text.split(" ")[0], []).append(name)
+        everywhere = total > 0 and len(bad) >= total
+        problems = []
+        for detail, names in sorted(grouped.items()):
+            text = bad[names[0]]
+            told = "%d of %d classes call it in a way it does not take: %s" % (len(names), max(total, len(bad)), ", ".join(sorted(names)[:12]))
+            problems.append(Problem("override-mismatch", detail, error="TypeError", message="%s() does not take %s" % (function.name, text), now=told,
+                                    now_at=text.split("(")[-1].rstrip(")"), sure=everywhere and len(names) == len(bad), extra={"classes": sorted(names)}))
+        if problems:
+            self.recorder.settle(site, S.BREAK if everywhere else S.RISK, problems[0].now, tuple(problems))
 
     def _misfit(self, owner: ClassInfo, method: str, paths: Set[str], signature: Signature) -> str:
         """What the first call ``self.path(...)`` or ``self.path.method(...)`` in a class passes that does not fit."""

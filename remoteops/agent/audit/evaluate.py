@@ -81,7 +81,7 @@ class Scope:
 
     def _local(self, name: str) -> Optional[Value]:
         function = self.function
-        node = function.node if function is not None else None
+        node = function.head if function is not None else None
         if function is None or node is None:
             return None
         found: List[Value] = []

@@ -57,7 +57,13 @@ class FunctionInfo:
 
     @property
     def node(self) -> Optional[FunctionNode]:
+        """The whole definition, parsed."""
         return self.unit.function()
+
+    @property
+    def head(self) -> Optional[FunctionNode]:
+        """The definition with an empty body: enough for signature, decorators and annotations."""
+        return self.unit.head()
 
     @property
     def dotted(self) -> str:

@@ -228,7 +228,7 @@ class Recorder(Flow):
         found = [h for h in everything if h.status == "found"]
         unsure = [h for h in hits if h.status == "unsure"]
         partly = next((h for h in hits if h.status == "partly"), None)
-        if missing and self._set_elsewhere(name, missing):
+        if len(missing) >= NEARLY_ALL * len(everything) and missing and self._set_elsewhere(name, missing):
             self.settle(site, S.UNRESOLVED, "no class body or method sets %s, other code of %s does" % (name, self.provider))
             return
         if missing:
@@ -322,8 +322,8 @@ class Recorder(Flow):
             site.callee = worst
             everywhere = len(failing) == len(judged) and len(judged) == len([o for o in options(value) if not isinstance(o, Unknown)])
             problems = tuple(_call_problem(worst, p, everywhere) for p in outcome.problems)
-            if self.replacing and not everywhere:
-                problems = (self._override_problem(failing, len(judged), outcome),)
+            if self.replacing:
+                problems = self._override_problems(failing, len(judged), everywhere)
             self.settle(site, S.BREAK if everywhere else S.RISK, "" if everywhere else "%d of %d possible callees do not take this call" % (len(failing), len(judged)), problems)
         elif doubt:
             self.settle(site, S.UNRESOLVED, doubt)
@@ -334,14 +334,21 @@ class Recorder(Flow):
         if not self.muted and not self.dead:
             self.calls_met.append((site, node, option, callee, scope))
 
-    def _override_problem(self, failing: List[Tuple[Callee, Outcome]], total: int, outcome: Outcome) -> Problem:
-        """A function that stands in for a method calls what some of the classes it meets do not take."""
-        names = sorted({c.function.owner.name for c, _o in failing if c.function is not None and c.function.owner is not None})
-        callee = failing[0][0]
-        one = _call_problem(callee, outcome.problems[0], False)
-        text = "%d of %d classes take no such call: %s" % (len(failing), total, ", ".join(names[:12]))
-        return Problem("override-mismatch", outcome.problems[0].name, error="TypeError", message=one.message, now=text, now_at=one.now_at,
-                       sure=False, extra={"classes": names})
+    def _override_problems(self, failing: List[Tuple[Callee, Outcome]], total: int, everywhere: bool) -> Tuple[Problem, ...]:
+        """A function that stands in for a method calls what some of the classes it meets do not take: one problem a parameter."""
+        grouped: Dict[str, List[Tuple[Callee, Outcome]]] = {}
+        for callee, outcome in failing:
+            for problem in outcome.problems:
+                grouped.setdefault(problem.name, []).append((callee, outcome))
+        found: List[Problem] = []
+        for name, group in sorted(grouped.items()):
+            callee, outcome = group[0]
+            one = _call_problem(callee, next(p for p in outcome.problems if p.name == name), False)
+            classes = sorted({c.function.owner.name for c, _o in group if c.function is not None and c.function.owner is not None})
+            text = "%d of %d classes take no such call: %s" % (len(classes), total, ", ".join(classes[:12]))
+            found.append(Problem("override-mismatch", name, error="TypeError", message=one.message, now=text, now_at=one.now_at,
+                                 sure=everywhere and len(group) == len(failing), extra={"classes": classes}))
+        return tuple(found)
 
     def _provider_callee(self, option: Value) -> Optional[Callee]:
         if isinstance(option, (External, Unknown, ExternalInstance)):

@@ -145,23 +145,24 @@ class Strings:
                 for option in options(value):
                     if isinstance(option, Instance):
                         found += [option.info] + ([] if option.exact else self.subclasses.below(option.info))
-            self._targets[key] = found or self._by_peers(callee.symbol.rsplit(".", 1)[-1])
+            self._targets[key] = found or self._by_peers(callee.symbol.rsplit(".", 1)[-1], callee.symbol)
         return self._targets[key]
 
-    def _by_peers(self, method: str) -> List[ClassInfo]:
+    def _by_peers(self, method: str, home: str) -> List[ClassInfo]:
         """Classes that define the names which the provider itself passes to a method."""
         index = self.recorder.index
         tree = index.trees[self.provider]
+        home = ".".join(home.split(".")[:2]) if home.count(".") > 3 else self.provider
         calls = re.compile(rb"\.%s\(\s*[\"'](\w+)[\"']" % re.escape(method.encode()))
         peers = set()
-        for _module, path in index.grep(self.provider, ("." + method + "(").encode()):
+        for _module, path in self._nearby(home, method):
             peers.update(calls.findall(index.data(tree, path)))
         if len(peers) < 2:
             return []
         score: Dict[str, int] = {}
-        for module, path in tree.files():
-            data = index.data(tree, path)
-            count = sum((b"def %s(" % p) in data for p in peers)
+        defined = re.compile(rb"\bdef (%s)\(" % b"|".join(sorted(re.escape(p) for p in peers)))
+        for module, path in self._nearby(home, method):
+            count = len(set(defined.findall(index.data(tree, path))))
             if count >= 2:
                 score[module] = count
         best = max(score.values(), default=0)
@@ -175,6 +176,11 @@ class Strings:
                 found.append((own, klass))
         top = max((n for n, _k in found), default=0)
         return [k for n, k in found if n >= LIKELY * top]
+
+    def _nearby(self, home: str, method: str) -> List[Tuple[str, str]]:
+        """Files of the subpackage in which a method is defined: names are looked up on classes that belong to it."""
+        near = [(m, p) for m, p in self.recorder.index.trees[self.provider].files() if m == home or m.startswith(home + ".")]
+        return near
 
     def _class_headers(self, score: Dict[str, int], best: int) -> List[Tuple[str, str, str]]:
         found: List[Tuple[str, str, str]] = []

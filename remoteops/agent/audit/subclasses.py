@@ -60,14 +60,18 @@ class Subclasses:
     def headers(self) -> List[Tuple[str, str, str]]:
         """(module, class, text of its bases) of every class at the top level of a module; from the text, nothing is parsed."""
         if self._headers is None:
-            pattern = re.compile(rb"^class[ \t]+(\w+)[ \t]*\(([^:]*)\)[ \t]*:", re.M)
+            pattern = re.compile(rb"[ \t]*(\w+)[ \t]*\(([^:]*)\)[ \t]*:")
             self._headers = []
             for package in self.packages:
                 tree = self.index.trees[package]
                 for module_name, path in tree.files():
                     data = self.index.data(tree, path)
-                    if b"class " not in data:
-                        continue
-                    for match in pattern.finditer(data):
-                        self._headers.append((module_name, match.group(1).decode(), match.group(2).decode("utf-8", "replace")))
+                    at = 0 if data.startswith(b"class ") else data.find(b"\nclass ") + 1
+                    while at or data.startswith(b"class "):
+                        match = pattern.match(data, at + 6)
+                        if match:
+                            self._headers.append((module_name, match.group(1).decode(), match.group(2).decode("utf-8", "replace")))
+                        at = data.find(b"\nclass ", at + 6) + 1
+                        if not at:
+                            break
         return self._headers

@@ -27,6 +27,7 @@ _TOKENS = re.compile(
     re.S,
 )
 _CONTINUES = r"(?:else|elif|except|finally)\b"
+_DEF = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+\w+", re.M)
 _DEFINES = re.compile(r"(?:async[ \t]+)?def[ \t]+(\w+)|class[ \t]+(\w+)")
 
 
@@ -138,7 +139,7 @@ class Source:
 class Unit:
     """A function or class by its span in a source; parsed on demand. ``kind`` is ``def``, ``class`` or ``stmt``."""
 
-    __slots__ = ("_body", "_node", "_parsed", "end", "kind", "name", "source", "start")
+    __slots__ = ("_body", "_head", "_node", "_parsed", "end", "kind", "name", "source", "start")
 
     def __init__(self, source: Source, start: int, end: int, kind: str, name: str) -> None:
         self.source = source
@@ -149,6 +150,7 @@ class Unit:
         self._parsed = False
         self._node: Optional[ast.stmt] = None
         self._body: Optional["Body"] = None
+        self._head: Optional[FunctionNode] = None
 
     @property
     def line(self) -> int:
@@ -190,6 +192,20 @@ class Unit:
     def function(self) -> Optional[FunctionNode]:
         node = self.node()
         return node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
+
+    def head(self) -> Optional[FunctionNode]:
+        """A function's decorators, parameters and return annotation, with an empty body (the body is not parsed for it)."""
+        if self._parsed:
+            return self.function()
+        if self._head is None:
+            masked = self.source.masked
+            keyword = _DEF.search(masked, self.start, self.end)
+            colon = _header_end(masked, keyword.end(), self.end) if keyword else -1
+            node = self._wrap(self.source.text[self.start : colon] + " pass") if colon > 0 else None
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                return self.function()
+            self._head = node
+        return self._head
 
     def body(self) -> "Body":
         """Members and plain statements of a class."""

@@ -138,18 +138,24 @@ def options(value: Value) -> Tuple[Value, ...]:
 
 def key(value: Value) -> Any:
     """Something hashable by which two values count as the same."""
-    if isinstance(value, (ClassValue, Instance)):
-        return type(value).__name__, id(value.info), value.exact
+    if isinstance(value, ClassValue):
+        return "k", id(value.info), value.exact
+    if isinstance(value, Instance):
+        return "i", id(value.info), value.exact, key(value.items) if value.items is not None else None
     if isinstance(value, FunctionValue):
         return "f", id(value.info), key(value.bound) if value.bound is not None else None
     if isinstance(value, ModuleValue):
         return "m", value.module.name
     if isinstance(value, Const):
         return "c", type(value.value).__name__, repr(value.value)
-    if isinstance(value, (Unknown, External, ExternalInstance, Version)):
+    if isinstance(value, ExternalInstance):
+        return "e", value.dotted, value.reach, key(value.items) if value.items is not None else None
+    if isinstance(value, (Unknown, External, Version)):
         return type(value).__name__, value[:2]
     if isinstance(value, Sequence):
-        return "s", value.kind, key(value.each) if value.each is not None else None, len(value.parts or ())
+        return "s", value.kind, key(value.each) if value.each is not None else None, tuple(key(p) for p in value.parts or ()), value.parts is None
+    if isinstance(value, Union_):
+        return "u", tuple(key(o) for o in value.options)
     return id(value)
 
 
