@@ -1,4 +1,4 @@
-"""The agent as one file: a zip archive whose name depends only on the sources in it."""
+"""The agent as one file: a zip archive whose bytes depend only on the sources in it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _WHEN = (1980, 1, 1, 0, 0, 0)
-# The archive's entry: written so that a Python too old for the agent says so instead of a syntax error.
+# The archive's entry, and that of its unpacked twin. Written so that a Python too old for the agent says so.
 _MAIN = b"""\
 import sys
 if sys.version_info < (3, 9):
     sys.stderr.write("remoteops: Python %d.%d is too old\\n" % sys.version_info[:2])
     sys.exit(69)
+root = __file__.rpartition("/")[0]
+if root not in sys.path:
+    sys.path.insert(0, root)
 from remoteops.agent.__main__ import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -23,7 +26,7 @@ sys.exit(main(sys.argv[1:]))
 
 @dataclass(frozen=True)
 class Archive:
-    """``name`` carries the hash of the sources, ``sha256`` is that of ``data`` (compressors may differ between machines)."""
+    """``name`` carries the hash of ``data``; ``sha256`` is all of it."""
 
     name: str
     data: bytes
@@ -46,8 +49,6 @@ def build() -> Archive:
             info.create_system = 3
             info.external_attr = 0o644 << 16
             archive.writestr(info, files[name])
-    sources = hashlib.sha256()
-    for name in sorted(files):
-        sources.update(b"%s\0%d\0" % (name.encode(), len(files[name])) + files[name])
     data = buffer.getvalue()
-    return Archive(f"agent-{sources.hexdigest()[:20]}.pyz", data, hashlib.sha256(data).hexdigest())
+    digest = hashlib.sha256(data).hexdigest()
+    return Archive(f"agent-{digest[:20]}.pyz", data, digest)

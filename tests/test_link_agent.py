@@ -47,7 +47,7 @@ def own(tmp_path) -> Iterator[sshd.Sshd]:
 
 
 def archives(folder: Path) -> list[str]:
-    return sorted(item.name for item in folder.rglob("*") if item.is_file())
+    return sorted(item.name for item in folder.rglob("agent-*") if item.is_file())
 
 
 def test_the_archive_is_shipped_once_and_only_when_it_changes(own, monkeypatch):

@@ -37,7 +37,7 @@ CASES = {
     "hostname token": "Host gpu1\n HostName %h.example.org\n",
     "match host": "Host gpu1\n HostName real.example.org\nMatch host real.example.org\n User matched\n",
     "match originalhost": "Match originalhost gpu1 user nobody-here\n User no\nMatch originalhost gpu1,gpu2\n User yes\n",
-    "match exec": "Match exec \"test %n = gpu1\"\n User yes\nMatch exec false\n Port 1\n",
+    "match exec": 'Match exec "test %n = gpu1"\n User yes\nMatch exec false\n Port 1\n',
     "match negated": "Match !exec false\n User yes\n",
     "match all": "Match host other\n User no\nMatch all\n User all\n",
     "match final": "Match final host *.example.org\n User finally\nHost gpu1\n HostName gpu1.example.org\n",
@@ -148,9 +148,17 @@ def host(tmp_path: Path, text: str, **fields) -> Host:
 
 def test_what_the_inventory_says_wins_over_ssh_config(tmp_path):
     text = "Host gpu1\n HostName a.example\n User x\n Port 1\n StrictHostKeyChecking no\n ServerAliveInterval 60\n ConnectTimeout 3\n"
-    route = resolve(host(tmp_path, text, address="b.example", user="y", port=2, timeouts={"silence": 9}, host_key="strict"))
+    route = resolve(
+        host(tmp_path, text, address="b.example", user="y", port=2, timeouts={"silence": 9}, host_key="strict")
+    )
     hop = route.target
-    assert (hop.address, hop.identity.user, hop.port, hop.timeouts.silence, hop.timeouts.connect) == ("b.example", "y", 2, 9, 3)
+    assert (hop.address, hop.identity.user, hop.port, hop.timeouts.silence, hop.timeouts.connect) == (
+        "b.example",
+        "y",
+        2,
+        9,
+        3,
+    )
     assert hop.host_keys.policy == "strict"
 
 
@@ -171,14 +179,19 @@ def test_options_that_matter_and_are_not_supported_are_reported(tmp_path):
     text = "Host *\n PKCS11Provider /usr/lib/p.so\n KnownHostsCommand /bin/k\n GSSAPIAuthentication no\n Nonsense 1\n"
     notices = resolve(host(tmp_path, text)).notices
     assert [item for item in notices if ":2: pkcs11provider" in item and "ssh-agent" in item]
-    assert [item for item in notices if "knownhostscommand" in item] and [item for item in notices if "unknown option nonsense" in item]
+    assert [item for item in notices if "knownhostscommand" in item] and [
+        item for item in notices if "unknown option nonsense" in item
+    ]
     assert not [item for item in notices if "gssapi" in item]
 
 
 def test_several_jump_hosts_with_their_own_users(tmp_path):
     text = "Host gpu1\n ProxyJump a@h1:2201,b@h2\nHost h2\n HostName two.example\n Port 2202\n"
     hops = resolve(host(tmp_path, text)).hops
-    assert [(hop.identity.user, hop.address, hop.port) for hop in hops[:2]] == [("a", "h1", 2201), ("b", "two.example", 2202)]
+    assert [(hop.identity.user, hop.address, hop.port) for hop in hops[:2]] == [
+        ("a", "h1", 2201),
+        ("b", "two.example", 2202),
+    ]
     assert len(hops) == 3 and hops[2].address == "gpu1"
 
 
@@ -223,7 +236,9 @@ def test_tokens_and_variables_are_put_into_paths(tmp_path, monkeypatch):
 
 
 def test_algorithm_lists_add_remove_and_replace(tmp_path):
-    hop = resolve(host(tmp_path, "Host *\n Ciphers -*gcm*\n MACs ^hmac-sha2-512\n HostKeyAlgorithms ssh-ed25519\n")).target
+    hop = resolve(
+        host(tmp_path, "Host *\n Ciphers -*gcm*\n MACs ^hmac-sha2-512\n HostKeyAlgorithms ssh-ed25519\n")
+    ).target
     assert not [name for name in hop.ciphers if "gcm" in name] and hop.macs[0] == "hmac-sha2-512"
     assert list(hop.host_keys.algorithms) == ["ssh-ed25519"]
 

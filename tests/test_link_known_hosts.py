@@ -79,7 +79,9 @@ def test_lines_we_write_are_found_by_ssh_keygen(tmp_path, keys):
     for hashed in (False, True):
         file = tmp_path / f"known_hosts.{hashed}"
         accept(file, line_for("[gpu1]:2222", blob, hashed=hashed))
-        found = subprocess.run(["ssh-keygen", "-F", "[gpu1]:2222", "-f", str(file)], capture_output=True, text=True, check=True)
+        found = subprocess.run(
+            ["ssh-keygen", "-F", "[gpu1]:2222", "-f", str(file)], capture_output=True, text=True, check=True
+        )
         assert keys["ed25519"][1] in found.stdout
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import select
@@ -10,10 +9,14 @@ import signal
 import sys
 import threading
 import time
-import traceback
-from typing import Any, Callable, Dict, List
 
 from remoteops.agent.protocol import ERROR, PROTOCOL, READS, RESULT, AgentError, Emitter
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List
+
+    Handler = Callable[[Dict[str, Any], Emitter], Dict[str, Any]]
 
 # verb -> "module:function"; the function takes (request, emit) and returns the result's data.
 VERBS: Dict[str, str] = {
@@ -41,15 +44,14 @@ VERBS: Dict[str, str] = {
     "pull.list": "remoteops.agent.pull:list_files",
 }
 
-Handler = Callable[[Dict[str, Any], Emitter], Dict[str, Any]]
-
 
 def load(verb: str) -> Handler:
     """The handler of a verb. Raises AgentError(UsageError) for one that this agent does not know."""
     if verb not in VERBS:
         raise AgentError("UsageError", "the agent knows no verb %r" % verb, hint="verbs: " + ", ".join(sorted(VERBS)))
     module, _, function = VERBS[verb].partition(":")
-    handler: Handler = getattr(importlib.import_module(module), function)
+    __import__(module)
+    handler: Handler = getattr(sys.modules[module], function)
     return handler
 
 
@@ -81,6 +83,8 @@ def main(argv: List[str]) -> int:
     except KeyboardInterrupt:
         emit(ERROR, kind="Interrupted", message="interrupted", tried="", hint="", data={})
     except Exception as error:  # noqa: BLE001 - the door: whatever happens leaves as one typed event
+        import traceback
+
         emit(
             ERROR,
             kind="AgentCrashed",

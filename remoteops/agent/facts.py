@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import getpass
 import os
-import platform
-import re
-import shutil
-import socket
-import subprocess
 import sys
-from typing import Any, Dict, List, Optional, Tuple
 
-from remoteops.agent.protocol import Emitter
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict, List, Optional, Tuple
+
+    from remoteops.agent.protocol import Emitter
 
 _GPU_FIELDS = (
     "index",
@@ -29,14 +26,15 @@ _TIMEOUT = 20  # seconds for nvidia-smi: on a host with a broken driver it can h
 
 def hello(request: Dict[str, Any], emit: Emitter) -> Dict[str, Any]:
     """Who answers: {"python", "executable", "platform", "user", "host", "home", "archive", "pid"}."""
+    entry = sys.argv[0]
     return {
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
         "executable": sys.executable,
         "platform": sys.platform,
         "user": _user(),
-        "host": socket.gethostname(),
+        "host": os.uname().nodename,
         "home": os.path.expanduser("~"),
-        "archive": sys.argv[0],
+        "archive": entry if entry.endswith(".pyz") else os.path.dirname(entry) + ".pyz",
         "pid": os.getpid(),
     }
 
@@ -47,6 +45,8 @@ def facts(request: Dict[str, Any], emit: Emitter) -> Dict[str, Any]:
     request: ``paths`` (folders whose free space matters), ``venv`` (its packages are listed), ``packages`` (names to
     list; without it all). Sizes are bytes.
     """
+    import platform
+
     paths = [request.get("state_dir"), request.get("cache_dir"), *(request.get("paths") or [])]
     return {
         **hello(request, emit),
@@ -62,9 +62,11 @@ def facts(request: Dict[str, Any], emit: Emitter) -> Dict[str, Any]:
 
 
 def _user() -> str:
+    import pwd
+
     try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
         return str(os.getuid())  # a uid without a passwd entry, as in containers
 
 
@@ -80,7 +82,8 @@ def memory() -> Dict[str, Any]:
     except OSError as error:
         found["error"] = str(error)
     try:
-        found["shm_free"] = shutil.disk_usage("/dev/shm").free
+        values = os.statvfs("/dev/shm")
+        found["shm_free"] = values.f_bavail * values.f_frsize
     except OSError:
         found["shm_free"] = None
     return found
@@ -109,6 +112,8 @@ def disk(path: str) -> Dict[str, Any]:
 
 def gpus() -> Dict[str, Any]:
     """{"cards": [{"index", "uuid", "name", "memory_total", "memory_used", "utilization", …}], "processes": [...]}."""
+    import shutil
+
     tool = shutil.which("nvidia-smi") or shutil.which(
         "nvidia-smi", path="/usr/bin:/usr/local/bin:/usr/local/nvidia/bin"
     )
@@ -148,6 +153,8 @@ def gpus() -> Dict[str, Any]:
 
 
 def _query(tool: str, what: str) -> Tuple[List[List[str]], Optional[str]]:
+    import subprocess
+
     try:
         done = subprocess.run(
             [tool, what, "--format=csv,noheader,nounits"],
@@ -236,7 +243,7 @@ def site_packages(root: str) -> List[str]:
             continue
         for name in sorted(os.listdir(folder)):
             candidate = os.path.join(folder, name, "site-packages")
-            if re.match(r"python3\.\d+t?$", name) and os.path.isdir(candidate):
+            if name.startswith("python3.") and os.path.isdir(candidate):
                 found.append(candidate)
     config = _config(root)
     if config.get("include-system-site-packages", "").lower() == "true" and config.get("home"):
@@ -257,4 +264,6 @@ def _config(root: str) -> Dict[str, str]:
 
 
 def _normal(name: str) -> str:
+    import re
+
     return re.sub(r"[-_.]+", "-", name).lower()

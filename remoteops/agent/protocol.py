@@ -24,7 +24,11 @@ import json
 import sys
 import threading
 import time
-from typing import Any, BinaryIO, Dict, FrozenSet, Optional
+
+# Every verb pays for what is imported here: typing alone costs half of an interpreter's start.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO, Dict, FrozenSet, Optional
 
 PROTOCOL = 1
 RESULT = "result"

@@ -114,9 +114,10 @@ def _import_root(run: RunDir) -> str:
     import remoteops
 
     place = os.path.dirname(os.path.abspath(next(iter(remoteops.__path__))))
-    if os.path.isfile(place):
-        shutil.copyfile(place, run.archive)
-        return run.archive
+    for archive in (place, place + ".pyz"):  # verbs run from the archive's unpacked twin beside it
+        if os.path.isfile(archive):
+            shutil.copyfile(archive, run.archive)
+            return run.archive
     return place
 
 
