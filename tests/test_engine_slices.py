@@ -1,4 +1,5 @@
 """Which rows of which prompt a scheduler step computes, and when a prompt is complete."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace as NS
@@ -15,11 +16,25 @@ from remoteops.agent.extraction.tracker import PromptTracker, cache_group, row_i
 def step(new: dict[str, tuple[int, int]], running: dict[str, tuple[int, int]] | None = None, **extra: Any) -> NS:
     """A scheduler output: request -> (already computed, scheduled now)."""
     running = running or {}
-    cached = NS(req_ids=list(running), num_computed_tokens=[begun for begun, _ in running.values()],
-                new_block_ids=extra.pop("blocks", [None] * len(running)), resumed_req_ids=extra.pop("resumed", set()))
-    return NS(scheduled_new_reqs=[NS(req_id=name, num_computed_tokens=begun, prompt_token_ids=extra.get("prompts", {}).get(name),
-                                     block_ids=extra.get("new_blocks", {}).get(name, ([],))) for name, (begun, _) in new.items()],
-              scheduled_cached_reqs=cached, num_scheduled_tokens={name: now for name, (_, now) in {**new, **running}.items()})
+    cached = NS(
+        req_ids=list(running),
+        num_computed_tokens=[begun for begun, _ in running.values()],
+        new_block_ids=extra.pop("blocks", [None] * len(running)),
+        resumed_req_ids=extra.pop("resumed", set()),
+    )
+    return NS(
+        scheduled_new_reqs=[
+            NS(
+                req_id=name,
+                num_computed_tokens=begun,
+                prompt_token_ids=extra.get("prompts", {}).get(name),
+                block_ids=extra.get("new_blocks", {}).get(name, ([],)),
+            )
+            for name, (begun, _) in new.items()
+        ],
+        scheduled_cached_reqs=cached,
+        num_scheduled_tokens={name: now for name, (_, now) in {**new, **running}.items()},
+    )
 
 
 def test_new_and_running_requests_start_where_the_scheduler_says() -> None:
@@ -39,7 +54,7 @@ def test_chunks_name_their_rows_and_the_last_one_is_known() -> None:
 
 
 def test_a_step_beyond_the_prompt_is_refused() -> None:
-    with pytest.raises(CaptureError, match="rows 8..10 of a prompt of 9"):
+    with pytest.raises(CaptureError, match=r"rows 8\.\.10 of a prompt of 9"):
         chunks_of(step({}, {"a": (8, 2)}), {"a": 9})
 
 
@@ -80,7 +95,7 @@ def test_every_schedule_that_covers_a_prompt_completes_it_exactly_at_its_end(dat
             at = 0  # preempted
         count = data.draw(st.integers(1, total - at))
         complete = cover.add(Chunk("a", at, count, total))
-        rows[at:at + count] = range(at, at + count)
+        rows[at : at + count] = range(at, at + count)
         at += count
         assert complete == (at == total)
     assert rows == list(range(total))

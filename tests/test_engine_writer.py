@@ -1,4 +1,5 @@
 """Memory that bounds what waits, and the threads that write it."""
+
 from __future__ import annotations
 
 import errno
@@ -39,7 +40,7 @@ class Store:
 
 
 def sample(index: int, size: int = 8, **extra: Any) -> Sample:
-    return Sample(Row(index, [1, 2, 3]), "states-%d" % index, size, **extra)
+    return Sample(Row(index, [1, 2, 3]), f"states-{index}", size, **extra)
 
 
 def test_every_sample_is_written_and_counted() -> None:
@@ -49,9 +50,15 @@ def test_every_sample_is_written_and_counted() -> None:
         writer.submit(sample(index))
     assert writer.drain(10)
     writer.close()
-    assert store.written == {index: "states-%d" % index for index in range(50)}
+    assert store.written == {index: f"states-{index}" for index in range(50)}
     stats = writer.stats()
-    assert (stats["samples"], stats["tokens"], stats["bytes"], stats["pending"], stats["errors"]) == (50, 150, 400, 0, [])
+    assert (stats["samples"], stats["tokens"], stats["bytes"], stats["pending"], stats["errors"]) == (
+        50,
+        150,
+        400,
+        0,
+        [],
+    )
 
 
 def test_a_sample_waits_for_its_copy_and_gives_its_memory_back_after_it_is_written() -> None:
@@ -132,7 +139,9 @@ def test_ranges_never_overlap_and_all_come_back(steps: list[tuple[bool, int]]) -
             offset = ranges.take(size)
             assert (offset is not None) == fits
             if offset is not None:
-                assert all(offset + rounded(size) <= other or other + rounded(length) <= offset for other, length in held)
+                assert all(
+                    offset + rounded(size) <= other or other + rounded(length) <= offset for other, length in held
+                )
                 held.append((offset, size))
         else:
             ranges.give(*held.pop(size % len(held)))
@@ -177,7 +186,9 @@ def test_stock_batches_stay_within_what_the_library_computes_right() -> None:
     assert all(sum(len(row.input_ids) for row in batch) <= 8192 or len(batch) == 1 for batch in made)
 
 
-@pytest.mark.parametrize("ranks,available,expected", [(2, [0, 1], "0|1"), (2, [0, 1, 2, 3], "0,1|2,3"), (2, [5], "5|5")])
+@pytest.mark.parametrize(
+    "ranks,available,expected", [(2, [0, 1], "0|1"), (2, [0, 1, 2, 3], "0,1|2,3"), (2, [5], "5|5")]
+)
 def test_cores_are_shared_out_among_the_ranks(ranks: int, available: list[int], expected: str) -> None:
     assert cores(ranks, available) == expected
 
@@ -208,9 +219,12 @@ def test_a_stop_while_nothing_is_in_flight_ends_at_once_and_later_only_asks(tmp_
 
 def test_the_cause_is_found_in_the_log_behind_the_wrapper(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_bytes(b"(Worker pid=1) ERROR 11-30 [multiproc_executor.py:880] torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB\n"
-                    b"(Worker pid=2) ERROR 11-30 [multiproc_executor.py:880] torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB\n"
-                    b"progress 50%\r\nRuntimeError: Worker failed with error 'x'\n\xff\xfe")
+    cause = b"torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB\n"
+    log.write_bytes(
+        b"(Worker pid=1) ERROR 11-30 [multiproc_executor.py:880] " + cause
+        + b"(Worker pid=2) ERROR 11-30 [multiproc_executor.py:880] " + cause +
+        b"progress 50%\r\nRuntimeError: Worker failed with error 'x'\n\xff\xfe"
+    )
     errors = last_errors(str(log))
     assert errors[0].startswith("torch.OutOfMemoryError: CUDA out of memory") and len(errors) == 2
     assert errors[1].startswith("RuntimeError: Worker failed")

@@ -1,8 +1,10 @@
 """The child of a run: ``<venv>/bin/python -m remoteops.agent.extraction RUN_DIR``.
 
-Reads the job from request.json ("extraction"), tells events.jsonl how it goes, writes the samples that are missing, checks what lies
-there. Exit status 0: done, or stopped as asked; 1: failed (a ``failure`` event says why). SIGTERM: finish what is in flight.
+Reads the job from request.json ("extraction"), tells events.jsonl how it goes, writes the samples that are missing,
+checks what lies there. Exit status 0: done, or stopped as asked; 1: failed (a ``failure`` event says why). SIGTERM:
+finish what is in flight.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -19,7 +21,12 @@ from remoteops.agent.extraction.reporting import Interrupted, Reporter, last_err
 from remoteops.agent.protocol import AgentError
 from remoteops.agent.rundir import RunDir, read_json
 
-QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn", "TOKENIZERS_PARALLELISM": "false"}
+QUIET = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 ENGINES = {
     "connector": "remoteops.agent.extraction.connector:ConnectorEngine",
     "generator": "remoteops.agent.extraction.generator:GeneratorEngine",
@@ -45,8 +52,12 @@ def main(argv: List[str]) -> int:
         reporter.failure(error.kind, error.message, error.hint, tried=error.tried, data=error.data)
     except BaseException as error:  # noqa: BLE001 - the end of the process: whatever it was leaves as one event
         traceback.print_exc()
-        reporter.failure("RunFailed", "%s: %s" % (type(error).__name__, str(error).strip()[:2000]),
-                         "the causes are the last error lines of the log: fab tail-logs", causes=last_errors(run.log))
+        reporter.failure(
+            "RunFailed",
+            "%s: %s" % (type(error).__name__, str(error).strip()[:2000]),
+            "the causes are the last error lines of the log: fab tail-logs",
+            causes=last_errors(run.log),
+        )
     reporter.outcome("failed", **reporter.written)
     return 1
 
@@ -80,11 +91,21 @@ def extract(job: Dict[str, Any], reporter: Reporter) -> int:
     from remoteops.agent.extraction import check
 
     report = check.check(str(job["out"]), None, reference=int(job.get("reference") or 0), job=job)
-    summary = {"rows": len(loaded.rows), "written": len(todo), "written_tokens": sum(len(row.input_ids) for row in todo),
-               "report": report, "made": made, "dataset": {**loaded.report, "dropped": loaded.report["dropped"][:50]}}
+    summary = {
+        "rows": len(loaded.rows),
+        "written": len(todo),
+        "written_tokens": sum(len(row.input_ids) for row in todo),
+        "report": report,
+        "made": made,
+        "dataset": {**loaded.report, "dropped": loaded.report["dropped"][:50]},
+    }
     if not report["ok"]:
-        reporter.failure("VerifyFailed", "%d problems in %s" % (report.get("problem_count", 0), job["out"]),
-                         "fab verify names the rows; fab extract on the same folder does them again", report=report)
+        reporter.failure(
+            "VerifyFailed",
+            "%d problems in %s" % (report.get("problem_count", 0), job["out"]),
+            "fab verify names the rows; fab extract on the same folder does them again",
+            report=report,
+        )
     reporter.outcome("done" if report["ok"] else "failed", **summary)
     return 0 if report["ok"] else 1
 
@@ -104,8 +125,11 @@ def _announce(reporter: Reporter, loaded: Any, todo: List[Any], again: Mapping[i
     tokens_total = sum(len(row.input_ids) for row in loaded.rows)
     reporter.count(total, tokens_total, total - len(todo), tokens_total - left)
     report = {key: loaded.report.get(key) for key in ("rows_total", "selected", "truncated", "dataset_sha256")}
-    reporter.notice("%d rows, %d tokens; %d rows are there already" % (total, tokens_total, total - len(todo)),
-                    dropped=len(loaded.report.get("dropped") or []), **report)
+    reporter.notice(
+        "%d rows, %d tokens; %d rows are there already" % (total, tokens_total, total - len(todo)),
+        dropped=len(loaded.report.get("dropped") or []),
+        **report,
+    )
     if again:
         first = sorted(again)[:20]
         reporter.notice("%d rows are done again" % len(again), reasons={str(index): again[index] for index in first})
@@ -133,8 +157,14 @@ def _engine(job: Dict[str, Any], shape: Any, reporter: Reporter, todo: List[Any]
 def _store(job: Mapping[str, Any], shape: Any, engine: str) -> Any:
     from remoteops.agent.extraction.formats import Store
 
-    return Store(str(job["out"]), str(job["format"]), list(job["layers"]), engine, sync=str(job.get("sync") or "end"),
-                 hidden_size=shape.hidden_size)
+    return Store(
+        str(job["out"]),
+        str(job["format"]),
+        list(job["layers"]),
+        engine,
+        sync=str(job.get("sync") or "end"),
+        hidden_size=shape.hidden_size,
+    )
 
 
 def _gate(job: Mapping[str, Any], reporter: Reporter) -> Any:
@@ -166,7 +196,7 @@ def _within(seconds: float, call: Any) -> None:
     thread.start()
     thread.join(seconds)
     if problem:
-        print("shutdown: %s: %s" % (type(problem[0]).__name__, problem[0]), file=sys.stderr)
+        sys.stderr.write("shutdown: %s: %s\n" % (type(problem[0]).__name__, problem[0]))
 
 
 def _leave(status: int, keep: Optional[float] = None) -> None:

@@ -1,4 +1,5 @@
 """A fixed piece of host memory given out in ranges: the bound on what waits to be written."""
+
 from __future__ import annotations
 
 import threading
@@ -27,7 +28,7 @@ class Ranges:
             for index, (offset, length) in enumerate(self._holes):
                 if length >= wanted:
                     rest = (offset + wanted, length - wanted)
-                    self._holes[index:index + 1] = [rest] if rest[1] else []
+                    self._holes[index : index + 1] = [rest] if rest[1] else []
                     self._free -= wanted
                     return offset
         return None
@@ -38,13 +39,18 @@ class Ranges:
         with self._changed:
             holes = self._holes
             at = next((i for i, hole in enumerate(holes) if hole[0] > offset), len(holes))
-            if at and holes[at - 1][0] + holes[at - 1][1] > offset or at < len(holes) and offset + length > holes[at][0]:
+            if (
+                (at
+                and holes[at - 1][0] + holes[at - 1][1] > offset)
+                or (at < len(holes)
+                and offset + length > holes[at][0])
+            ):
                 raise ValueError("range %d+%d is free already" % (offset, length))
             holes.insert(at, (offset, length))
             if at + 1 < len(holes) and offset + length == holes[at + 1][0]:
-                holes[at:at + 2] = [(offset, length + holes[at + 1][1])]
+                holes[at : at + 2] = [(offset, length + holes[at + 1][1])]
             if at and holes[at - 1][0] + holes[at - 1][1] == offset:
-                holes[at - 1:at + 1] = [(holes[at - 1][0], holes[at - 1][1] + holes[at][1])]
+                holes[at - 1 : at + 1] = [(holes[at - 1][0], holes[at - 1][1] + holes[at][1])]
             self._free += length
             self._changed.notify_all()
 
@@ -73,6 +79,7 @@ def rounded(length: int) -> int:
 
 
 def memory_for(lengths: List[int], row_bytes: int, most: int = 4 << 30) -> int:
-    """Bytes of host memory for samples on their way to disk: all of a small run, at least two of the largest samples, else ``most``."""
+    """Bytes of host memory for samples on their way to disk: all of a small run, at least two of the largest samples,
+    else ``most``."""
     everything = sum(rounded(length * row_bytes) for length in lengths)
     return max(2 * rounded(max(lengths, default=1) * row_bytes), min(most, everything), 1 << 20)

@@ -1,12 +1,13 @@
 """Takes the residual stream at chosen depths while the model runs, and lays it out as the files need it.
 
-Hooks on the decoder layers, so that no model's ``forward`` has to be rewritten: a layer that returns ``(hidden, residual)`` has
-the sum as its state; one that returns a tensor has that. Depth k is the number of completed layers (0 = embeddings, N = after
-the last layer, before the final norm).
+Hooks on the decoder layers, so that no model's ``forward`` has to be rewritten: a layer that returns ``(hidden,
+residual)`` has the sum as its state; one that returns a tensor has that. Depth k is the number of completed layers (0
+= embeddings, N = after the last layer, before the final norm).
 
-On a GPU nothing here waits: states go into one of a few device buffers, a side stream copies each prompt's rows to pinned host
-memory, and an event tells the writer when they are there.
+On a GPU nothing here waits: states go into one of a few device buffers, a side stream copies each prompt's rows to
+pinned host memory, and an event tells the writer when they are there.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -22,8 +23,8 @@ BUFFERS = 3  # one being filled, one being copied, one of slack
 def decoder_layers(model: Any) -> Tuple[Any, Any]:
     """``(module that owns .layers, the layers)`` of a vLLM model: the language model inside wrappers, found by shape.
 
-    Raises CaptureError naming what was looked at when no module list of layers is found, or when layers live on another
-    pipeline rank.
+    Raises CaptureError naming what was looked at when no module list of layers is found, or when layers live on
+    another pipeline rank.
     """
     seen, todo = [], [model]
     if hasattr(model, "get_language_model"):
@@ -36,8 +37,11 @@ def decoder_layers(model: Any) -> Tuple[Any, Any]:
                 raise CaptureError("the model is cut over pipeline ranks; use tensor parallel instead")
             return one, layers
         seen.append(type(one).__name__)
-        todo += [getattr(one, name) for name in ("language_model", "model", "decoder", "transformer", "text_model")
-                 if getattr(one, name, None) is not None and len(seen) < 16]
+        todo += [
+            getattr(one, name)
+            for name in ("language_model", "model", "decoder", "transformer", "text_model")
+            if getattr(one, name, None) is not None and len(seen) < 16
+        ]
     raise CaptureError("no decoder layers found in %s" % " > ".join(seen))
 
 
@@ -47,8 +51,18 @@ class Capture:
     ``layout``: ``"SLH"`` (one tensor [tokens, layers, hidden] a sample) or ``"LSH"`` (a list of [tokens, hidden]).
     """
 
-    def __init__(self, layers: Sequence[int], *, layout: str, hidden: int, dtype: torch.dtype, device: torch.device,
-                 max_tokens: int, memory: int, keeps: bool) -> None:
+    def __init__(
+        self,
+        layers: Sequence[int],
+        *,
+        layout: str,
+        hidden: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_tokens: int,
+        memory: int,
+        keeps: bool,
+    ) -> None:
         self.ids = list(layers)
         self.layout = layout
         self.hidden = hidden
@@ -78,8 +92,11 @@ class Capture:
         self._hooks.append(layers[0].register_forward_pre_hook(self._before_first, with_kwargs=True))
         for slot, depth in enumerate(self.ids):
             if depth:
-                self._hooks.append(layers[depth - 1].register_forward_hook(
-                    lambda _module, _args, output, slot=slot: self._take(slot, output)))
+                self._hooks.append(
+                    layers[depth - 1].register_forward_hook(
+                        lambda _module, _args, output, slot=slot: self._take(slot, output)
+                    )
+                )
 
     def remove(self) -> None:
         for hook in self._hooks:
@@ -92,7 +109,8 @@ class Capture:
     # one step
 
     def begin(self, chunks: Sequence[Chunk]) -> None:
-        """Before the model runs. Waits until the step before has read its inputs (the runner's staging buffers are reused)."""
+        """Before the model runs. Waits until the step before has read its inputs (the runner's staging buffers are
+        reused)."""
         if self._started is not None:
             self._started.synchronize()
         self._total = sum(chunk.count for chunk in chunks)
@@ -108,8 +126,10 @@ class Capture:
         """After the model ran: ``(request, states, bytes, ready, release)`` of every prompt that is complete now."""
         self.active = False
         if sorted(self._hits) != list(range(len(self.ids))):
-            raise CaptureError("the model ran without passing layers %s (compiled, or replaced by another path?)"
-                               % [depth for slot, depth in enumerate(self.ids) if slot not in self._hits])
+            raise CaptureError(
+                "the model ran without passing layers %s (compiled, or replaced by another path?)"
+                % [depth for slot, depth in enumerate(self.ids) if slot not in self._hits]
+            )
         if not self.keeps:
             return []
         places = placed(chunks, order)
@@ -132,7 +152,7 @@ class Capture:
             if pending is not None:
                 pending.release()
 
-    def _copy(self, places: Sequence[Tuple[int, Chunk]]) -> List[Tuple[str, "_Pending"]]:
+    def _copy(self, places: Sequence[Tuple[int, Chunk]]) -> List[Tuple[str, _Pending]]:
         buffer, done = self._buffers[self._turn], []
         for offset, chunk in places:
             pending = self._requests.get(chunk.request)
@@ -148,12 +168,12 @@ class Capture:
                 done.append((chunk.request, self._requests.pop(chunk.request)))
         return done
 
-    def _reserve(self, tokens: int) -> "_Pending":
+    def _reserve(self, tokens: int) -> _Pending:
         size = self.sample_bytes(tokens)
         offset = self.ranges.take(size)
-        # The caller asked for room before the step; what does not fit all the same (a sample larger than the whole piece, or
-        # fragments) gets memory of its own rather than a deadlock.
-        flat = self._memory[offset:offset + size] if offset is not None else torch.empty(size, dtype=torch.uint8)
+        # The caller asked for room before the step; what does not fit all the same (a sample larger than the whole
+        # piece, or fragments) gets memory of its own rather than a deadlock.
+        flat = self._memory[offset : offset + size] if offset is not None else torch.empty(size, dtype=torch.uint8)
         values = flat.view(self.dtype)
         states: Any
         if self.layout == "SLH":
@@ -177,7 +197,9 @@ class Capture:
                 if hidden is None:
                     hidden = next((one for one in args if torch.is_tensor(one) and one.is_floating_point()), None)
                 if hidden is None:
-                    raise CaptureError("the first layer gets no hidden states by a name known here; layer 0 is not available")
+                    raise CaptureError(
+                        "the first layer gets no hidden states by a name known here; layer 0 is not available"
+                    )
                 self._take(slot, hidden)
 
     def _take(self, slot: int, output: Any) -> None:

@@ -1,8 +1,9 @@
 """The ``connector`` engine: vLLM's extract_hidden_states in this process, without an HTTP server.
 
-vLLM's LLM runs the prompts; ``kv_connector.RowConnector`` inside it writes every sample under its final name and its line in the
-manifest. This side feeds prompts, counts lines, and notices what went wrong.
+vLLM's LLM runs the prompts; ``kv_connector.RowConnector`` inside it writes every sample under its final name and its
+line in the manifest. This side feeds prompts, counts lines, and notices what went wrong.
 """
+
 from __future__ import annotations
 
 import json
@@ -23,7 +24,8 @@ GIVE_UP = 20.0  # seconds after a stop that writing may stand still (a full disk
 
 
 class ConnectorEngine:
-    """``run(rows, store, gate)`` like every engine; where samples go is told to vLLM at its start, so ``store`` must be the job's."""
+    """``run(rows, store, gate)`` like every engine; where samples go is told to vLLM at its start, so ``store`` must
+    be the job's."""
 
     name = "connector"
 
@@ -45,11 +47,14 @@ class ConnectorEngine:
         self._engine = self._llm.llm_engine
 
     def run(self, rows: Sequence[Any], store: Any, gate: Any = None) -> Dict[str, Any]:
-        """Write every row. Raises AgentError for a failed write or a connector that wrote nothing, or what vLLM raised."""
+        """Write every row. Raises AgentError for a failed write or a connector that wrote nothing, or what vLLM
+        raised."""
         from vllm import SamplingParams
 
         parameters = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-        self._counts = _Counts(str(self._job["out"]), {row.index for row in rows}, os.path.join(self._run, "writer.errors"))
+        self._counts = _Counts(
+            str(self._job["out"]), {row.index for row in rows}, os.path.join(self._run, "writer.errors")
+        )
         watcher = threading.Thread(target=self._let_go, daemon=True)
         watcher.start()
         self._feed(iter(rows), parameters)
@@ -96,22 +101,32 @@ class ConnectorEngine:
                 if self._reporter.stopping:
                     return
                 missing = sorted(self._counts.missing)
-                raise AgentError("RunFailed", "%d samples were computed and never written (row %d, ...)" % (len(missing), missing[0]),
-                                 tried="waiting %d s for the connector" % quiet, hint="the log has the connector's error; fab probe shows "
-                                 "whether this vLLM calls it; --engine generator is the other way")
+                raise AgentError(
+                    "RunFailed",
+                    "%d samples were computed and never written (row %d, ...)" % (len(missing), missing[0]),
+                    tried="waiting %d s for the connector" % quiet,
+                    hint="the log has the connector's error; fab probe shows "
+                    "whether this vLLM calls it; --engine generator is the other way",
+                )
             time.sleep(POLL)
 
     def _told(self) -> Dict[str, int]:
         counts = self._counts.look()
         if self._counts.error:
-            raise AgentError("RunFailed", "a row could not be written: %s" % self._counts.error,
-                             hint="see the folder's owner, quota and mount; what is written stays, and the run can be resumed")
+            raise AgentError(
+                "RunFailed",
+                "a row could not be written: %s" % self._counts.error,
+                hint="see the folder's owner, quota and mount; what is written stays, and the run can be resumed",
+            )
         self._reporter.progress(counts["samples"], counts["tokens"], counts["bytes"])
         return counts
 
     def _paused(self) -> bool:
         reserve = self._job.get("disk_reserve")
-        return bool(disk.space(str(self._job["out"]))["free"] < (disk.RESERVE if reserve is None else int(reserve)) + (256 << 20))
+        return bool(
+            disk.space(str(self._job["out"]))["free"]
+            < (disk.RESERVE if reserve is None else int(reserve)) + (256 << 20)
+        )
 
     def _let_go(self) -> None:
         """After a stop, writers that wait for a full disk are told to give up, so that the engine can end."""
@@ -126,43 +141,69 @@ class ConnectorEngine:
 
 
 def arguments(job: Mapping[str, Any], run: str, memory: int, threads: int) -> Dict[str, Any]:
-    """Keyword arguments of vLLM's LLM for a job; what the user put into engine_args wins, but for what makes the states right."""
+    """Keyword arguments of vLLM's LLM for a job; what the user put into engine_args wins, but for what makes the
+    states right."""
     from remoteops.agent.extraction import kv_connector
 
     reserve = job.get("disk_reserve")
-    settings = {"out": str(job["out"]), "format": str(job["format"]), "layers": list(job["layers"]), "memory": int(memory),
-                "threads": int(threads), "sync": str(job.get("sync") or "end"), "run": run,
-                "reserve": disk.RESERVE if reserve is None else int(reserve)}
+    settings = {
+        "out": str(job["out"]),
+        "format": str(job["format"]),
+        "layers": list(job["layers"]),
+        "memory": int(memory),
+        "threads": int(threads),
+        "sync": str(job.get("sync") or "end"),
+        "run": run,
+        "reserve": disk.RESERVE if reserve is None else int(reserve),
+    }
     chosen: Dict[str, Any] = {
-        "model": str(job["model"]), "dtype": job.get("dtype") or "auto", "seed": int(job.get("seed") or 0),
-        "trust_remote_code": bool(job.get("trust_remote_code")), "tensor_parallel_size": int(job.get("tensor_parallel") or 1),
-        "max_model_len": library.context_length(job), "max_num_batched_tokens": library.batched_tokens(job),
-        "max_num_seqs": SEQUENCES, "enforce_eager": True, "enable_chunked_prefill": True, "disable_log_stats": True}
+        "model": str(job["model"]),
+        "dtype": job.get("dtype") or "auto",
+        "seed": int(job.get("seed") or 0),
+        "trust_remote_code": bool(job.get("trust_remote_code")),
+        "tensor_parallel_size": int(job.get("tensor_parallel") or 1),
+        "max_model_len": library.context_length(job),
+        "max_num_batched_tokens": library.batched_tokens(job),
+        "max_num_seqs": SEQUENCES,
+        "enforce_eager": True,
+        "enable_chunked_prefill": True,
+        "disable_log_stats": True,
+    }
     if job.get("gpu_memory_utilization"):
         chosen["gpu_memory_utilization"] = float(job["gpu_memory_utilization"])
     chosen.update(job.get("engine_args") or {})
     chosen.update(
         enable_prefix_caching=False,
-        speculative_config={"method": "extract_hidden_states", "num_speculative_tokens": 1,
-                            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(job["layers"])}}},
-        kv_transfer_config={"kv_connector": kv_connector.CLASS_NAME, "kv_connector_module_path": kv_connector.MODULE_PATH,
-                            "kv_role": "kv_producer",
-                            "kv_connector_extra_config": {"shared_storage_path": run, "use_synchronization_lock": False,
-                                                          kv_connector.SETTINGS: settings}})
+        speculative_config={
+            "method": "extract_hidden_states",
+            "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(job["layers"])}},
+        },
+        kv_transfer_config={
+            "kv_connector": kv_connector.CLASS_NAME,
+            "kv_connector_module_path": kv_connector.MODULE_PATH,
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {
+                "shared_storage_path": run,
+                "use_synchronization_lock": False,
+                kv_connector.SETTINGS: settings,
+            },
+        },
+    )
     return chosen
 
 
 class _Counts:
     """Samples of this run as their lines appear in the manifest; errors as the writers report them."""
 
-    def __init__(self, out: str, wanted: "set[int]", errors: str) -> None:
+    def __init__(self, out: str, wanted: set[int], errors: str) -> None:
         self.missing = set(wanted)
         self.error = ""
         self.samples = 0
         self._tokens = self._bytes = 0
         self._errors = errors
         self._rest = b""
-        self._stream = open(os.path.join(out, manifest.NAME), "rb")  # noqa: SIM115 - lives as long as the run
+        self._stream = open(os.path.join(out, manifest.NAME), "rb")
         self._stream.seek(0, os.SEEK_END)
 
     @property

@@ -1,9 +1,11 @@
 """The ``generator`` engine: speculators' generator up to its scheduler, our loop, capture and writing in the workers.
 
-The library's ``generate()`` returns tensors through RPC, copies them while the GPU waits, and runs one batch at a time. Here a
-step's RPC carries the scheduler's output one way and counts the other; requests are finished as soon as their prompt is
-computed; the worker does not wait for a sampled token, so the next step is prepared while the GPU works.
+The library's ``generate()`` returns tensors through RPC, copies them while the GPU waits, and runs one batch at a
+time. Here a step's RPC carries the scheduler's output one way and counts the other; requests are finished as soon as
+their prompt is computed; the worker does not wait for a sampled token, so the next step is prepared while the GPU
+works.
 """
+
 from __future__ import annotations
 
 import inspect
@@ -44,13 +46,15 @@ class GeneratorEngine:
         self._guard = _WorkerGuard(self._executor)
 
     def run(self, rows: Sequence[Any], store: Any, gate: Any = None) -> Dict[str, Any]:
-        """Write every row. Returns the counts. Raises CaptureError (states that cannot be right), AgentError (a row that cannot fit,
-        a failed write) or what the engine raised. May be called again, with the same store."""
+        """Write every row. Returns the counts. Raises CaptureError (states that cannot be right), AgentError (a row
+        that cannot fit, a failed write) or what the engine raised. May be called again, with the same store."""
         self._check_lengths(rows)
         if not self._open:
             layout = "LSH" if self._job["format"] == "speculators-v1" else "SLH"
-            ranks = self._call("remoteops_open", Setup(list(self._job["layers"]), layout, self._budget,
-                                                       self._memory(rows), self._threads, store, gate))
+            ranks = self._call(
+                "remoteops_open",
+                Setup(list(self._job["layers"]), layout, self._budget, self._memory(rows), self._threads, store, gate),
+            )
             self._agree([(one["dtype"], one["hidden"]) for one in ranks])
             self._open = True
             self._reporter.notice("capturing on rank 0 of %d" % len(ranks), ranks=ranks)
@@ -75,7 +79,12 @@ class GeneratorEngine:
         totals: Dict[str, int] = {}
         queued, empty, more = 0, 0, True
         while True:
-            while more and not self._reporter.stopping and queued < 4 * self._budget and len(waiting) < 4 * library.SEQUENCES:
+            while (
+                more
+                and not self._reporter.stopping
+                and queued < 4 * self._budget
+                and len(waiting) < 4 * library.SEQUENCES
+            ):
                 row = next(rows, None)
                 if row is None:
                     more = False
@@ -93,9 +102,12 @@ class GeneratorEngine:
             if not step.total_num_scheduled_tokens:
                 empty += 1
                 if empty > STUCK:
-                    raise AgentError("RunFailed", "the scheduler runs nothing although %d prompts wait" % (len(waiting) + len(running)),
-                                     tried="%d schedules in a row" % empty,
-                                     hint="the KV cache is too small: raise gpu_memory_utilization or lower max_length")
+                    raise AgentError(
+                        "RunFailed",
+                        "the scheduler runs nothing although %d prompts wait" % (len(waiting) + len(running)),
+                        tried="%d schedules in a row" % empty,
+                        hint="the KV cache is too small: raise gpu_memory_utilization or lower max_length",
+                    )
                 continue
             empty = 0
             chunks = chunks_of(step, totals)
@@ -147,8 +159,12 @@ class GeneratorEngine:
         self._free, self._room = stats["free"], stats["room"]
         if stats["errors"]:
             index, text = stats["errors"][0]
-            raise AgentError("RunFailed", "row %d could not be written: %s" % (index, text), tried="%d rows failed" % len(stats["errors"]),
-                             hint="see the folder's owner, quota and mount; what is written stays, and the run can be resumed")
+            raise AgentError(
+                "RunFailed",
+                "row %d could not be written: %s" % (index, text),
+                tried="%d rows failed" % len(stats["errors"]),
+                hint="see the folder's owner, quota and mount; what is written stays, and the run can be resumed",
+            )
         self._reporter.progress(stats["samples"], stats["tokens"], stats["bytes"])
 
     # the workers
@@ -174,12 +190,19 @@ class GeneratorEngine:
     def _check_lengths(self, rows: Sequence[Any]) -> None:
         cache = self._config.cache_config
         blocks = int(cache.num_gpu_blocks or 0)
-        room = min(int(self._config.model_config.max_model_len) - 1, (blocks - 1) * int(cache.block_size) if blocks else 1 << 60)
+        room = min(
+            int(self._config.model_config.max_model_len) - 1,
+            (blocks - 1) * int(cache.block_size) if blocks else 1 << 60,
+        )
         for row in rows:
             if not row.input_ids or len(row.input_ids) > room:
-                raise AgentError("RunFailed", "row %d has %d tokens; the engine takes 1 to %d" % (row.index, len(row.input_ids), room),
-                                 tried="max_model_len %d, %d KV blocks of %d tokens" % (self._config.model_config.max_model_len, blocks, cache.block_size),
-                                 hint="lower max_length, or give the KV cache more memory")
+                raise AgentError(
+                    "RunFailed",
+                    "row %d has %d tokens; the engine takes 1 to %d" % (row.index, len(row.input_ids), room),
+                    tried="max_model_len %d, %d KV blocks of %d tokens"
+                    % (self._config.model_config.max_model_len, blocks, cache.block_size),
+                    hint="lower max_length, or give the KV cache more memory",
+                )
 
 
 class _RequestFactory:
@@ -191,23 +214,42 @@ class _RequestFactory:
 
         self._request, self._sampling = Request, SamplingParams
         known = library.parameters(Request.__init__)
-        self._fixed: Dict[str, Any] = {key: value for key, value in {
-            "pooling_params": None, "arrival_time": 0.0, "multi_modal_kwargs": None, "multi_modal_hashes": None,
-            "multi_modal_placeholders": None, "mm_features": None,
-            "eos_token_id": getattr(getattr(generator, "tokenizer", None), "eos_token_id", None)}.items() if key in known}
+        self._fixed: Dict[str, Any] = {
+            key: value
+            for key, value in {
+                "pooling_params": None,
+                "arrival_time": 0.0,
+                "multi_modal_kwargs": None,
+                "multi_modal_hashes": None,
+                "multi_modal_placeholders": None,
+                "mm_features": None,
+                "eos_token_id": getattr(getattr(generator, "tokenizer", None), "eos_token_id", None),
+            }.items()
+            if key in known
+        }
         hasher = getattr(generator, "block_hasher", None)
         if hasher is not None and "block_hasher" in known:
             self._fixed["block_hasher"] = hasher
-        needed = [one.name for one in inspect.signature(Request.__init__).parameters.values()
-                  if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        needed = [
+            one.name
+            for one in inspect.signature(Request.__init__).parameters.values()
+            if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+        ]
         unknown = set(needed) - set(self._fixed) - {"self", "request_id", "prompt_token_ids", "sampling_params"}
         if unknown:
-            raise AgentError("AuditBroken", "vLLM's Request wants arguments that are not known here: %s" % ", ".join(sorted(unknown)),
-                             hint="use --engine connector")
+            raise AgentError(
+                "AuditBroken",
+                "vLLM's Request wants arguments that are not known here: %s" % ", ".join(sorted(unknown)),
+                hint="use --engine connector",
+            )
 
     def make(self, name: str, tokens: Sequence[int]) -> Any:
-        return self._request(request_id=name, prompt_token_ids=list(tokens),
-                             sampling_params=self._sampling(max_tokens=1, temperature=0.0), **self._fixed)
+        return self._request(
+            request_id=name,
+            prompt_token_ids=list(tokens),
+            sampling_params=self._sampling(max_tokens=1, temperature=0.0),
+            **self._fixed,
+        )
 
 
 class _WorkerGuard:

@@ -1,4 +1,6 @@
-"""What an extraction has to know about the host it runs on: which engine is there, and what a host without a GPU needs."""
+"""What an extraction has to know about the host it runs on: which engine is there, and what a host without a GPU
+needs."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -9,7 +11,8 @@ CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 def preferred_engine() -> str:
-    """``connector`` where vLLM has extract_hidden_states with a connector, else ``generator``. Used when nobody audited."""
+    """``connector`` where vLLM has extract_hidden_states with a connector, else ``generator``. Used when nobody
+    audited."""
     names = ("vllm.v1.spec_decode.extract_hidden_states", "vllm.v1.worker.gpu.spec_decode.extract_hidden_states")
     return "connector" if any(_there(name) for name in names) else "generator"
 
@@ -21,10 +24,11 @@ def has_gpu() -> bool:
 
 
 def adapt(job: Dict[str, Any], shape: Any, engine: str) -> List[str]:
-    """Settings without which vLLM on a CPU host does not run, or runs wrongly; what the user set stays. Returns what was done, as text.
+    """Settings without which vLLM on a CPU host does not run, or runs wrongly; what the user set stays. Returns what
+    was done, as text.
 
-    Sources: vLLM's CPU backend has no MLA; its rotary_embedding op gives wrong values for the 3-D tensors that DeepSeek's attention
-    passes; two workers on one NUMA node need their cores named.
+    Sources: vLLM's CPU backend has no MLA; its rotary_embedding op gives wrong values for the 3-D tensors that
+    DeepSeek's attention passes; two workers on one NUMA node need their cores named.
     """
     if has_gpu():
         return []
@@ -49,7 +53,7 @@ def adapt(job: Dict[str, Any], shape: Any, engine: str) -> List[str]:
 def cores(ranks: int, available: List[int]) -> str:
     """``"0-3|4-7"``: the cores of each rank. Ranks share cores when there are fewer cores than ranks."""
     each = max(1, len(available) // ranks)
-    groups = [available[i * each:(i + 1) * each] or [available[i % len(available)]] for i in range(ranks)]
+    groups = [available[i * each : (i + 1) * each] or [available[i % len(available)]] for i in range(ranks)]
     return "|".join(",".join(map(str, group)) for group in groups)
 
 

@@ -1,11 +1,14 @@
-"""The part of the ``connector`` engine that runs inside vLLM: a KV connector that writes samples as they are read by trainers.
+"""The part of the ``connector`` engine that runs inside vLLM: a KV connector that writes samples as they are read by
+trainers.
 
-vLLM's extract_hidden_states keeps the states of a prompt in a KV cache of their own. Its example connector copies them out of there
-into a staging file under the GIL, in the order of the scheduler's list (0.22-0.23), and holds blocks until every rank has said so
-(0.24-0.30, which leaks with tensor parallel). This one is told by its scheduler side which prompts are complete in a step and in
-which blocks they lie, gathers them in one piece right after they are cached, and frees nothing late. Loaded by
-``kv_connector_module_path``; the stock class is kept as the base for what differs by release: cache layout, registration, block size.
+vLLM's extract_hidden_states keeps the states of a prompt in a KV cache of their own. Its example connector copies
+them out of there into a staging file under the GIL, in the order of the scheduler's list (0.22-0.23), and holds
+blocks until every rank has said so (0.24-0.30, which leaks with tensor parallel). This one is told by its scheduler
+side which prompts are complete in a step and in which blocks they lie, gathers them in one piece right after they are
+cached, and frees nothing late. Loaded by ``kv_connector_module_path``; the stock class is kept as the base for what
+differs by release: cache layout, registration, block size.
 """
+
 from __future__ import annotations
 
 import json
@@ -111,8 +114,12 @@ class _Sink:
         self._stop = os.path.join(settings["run"], STOP)
         self._reported = 0
         store = Store(settings["out"], settings["format"], settings["layers"], "connector", sync=settings["sync"])
-        self._writer = Writer(store, _StoppableGate(Gate(settings["out"], int(settings["reserve"]), settings["run"]), self._stop),
-                              int(settings["threads"]), failed=self._failed)
+        self._writer = Writer(
+            store,
+            _StoppableGate(Gate(settings["out"], int(settings["reserve"]), settings["run"]), self._stop),
+            int(settings["threads"]),
+            failed=self._failed,
+        )
 
     def take(self, saves: Sequence[Save], kv_layer: torch.Tensor, block_size: int) -> None:
         if not self._keeps:
@@ -122,10 +129,14 @@ class _Sink:
         offset = 0
         for save in saves:
             length = len(save.token_ids)
-            blocks = torch.tensor(save.block_ids[:(length + block_size - 1) // block_size], dtype=torch.long)
-            slots[offset:offset + length] = (blocks[:, None] * block_size + torch.arange(block_size)).flatten()[:length]
+            blocks = torch.tensor(save.block_ids[: (length + block_size - 1) // block_size], dtype=torch.long)
+            slots[offset : offset + length] = (blocks[:, None] * block_size + torch.arange(block_size)).flatten()[
+                :length
+            ]
             offset += length
-        states = stock.extract_from_kv_cache(wide(kv_layer), slots.to(kv_layer.device, non_blocking=True), total).view(kv_layer.dtype)
+        states = stock.extract_from_kv_cache(wide(kv_layer), slots.to(kv_layer.device, non_blocking=True), total).view(
+            kv_layer.dtype
+        )
         size = states[0].numel() * states.element_size()
         while not self._ranges.wait([size * len(save.token_ids) for save in saves], 1.0):
             if os.path.exists(self._stop):
@@ -135,7 +146,7 @@ class _Sink:
             self._stream.wait_stream(torch.cuda.current_stream(kv_layer.device))
             with torch.cuda.stream(self._stream):
                 for save in saves:
-                    samples.append(self._copy(save, states[offset:offset + len(save.token_ids)]))
+                    samples.append(self._copy(save, states[offset : offset + len(save.token_ids)]))
                     offset += len(save.token_ids)
                 event = torch.cuda.Event()
                 event.record(self._stream)
@@ -143,7 +154,7 @@ class _Sink:
             ready = event.synchronize
         else:
             for save in saves:
-                samples.append(self._copy(save, states[offset:offset + len(save.token_ids)]))
+                samples.append(self._copy(save, states[offset : offset + len(save.token_ids)]))
                 offset += len(save.token_ids)
             ready = None
         for sample in samples:
@@ -158,7 +169,7 @@ class _Sink:
     def _copy(self, save: Save, states: torch.Tensor) -> Sample:
         size = states.numel() * states.element_size()
         offset = self._ranges.take(size)
-        flat = self._memory[offset:offset + size] if offset is not None else torch.empty(size, dtype=torch.uint8)
+        flat = self._memory[offset : offset + size] if offset is not None else torch.empty(size, dtype=torch.uint8)
         host = flat.view(states.dtype)
         kept: Any
         if self._split:
@@ -168,7 +179,9 @@ class _Sink:
         else:
             kept = host.view(states.shape)
             kept.copy_(states, non_blocking=True)
-        return Sample(self._rows.get(save), kept, size, None, None if offset is None else lambda: self._ranges.give(offset, size))
+        return Sample(
+            self._rows.get(save), kept, size, None, None if offset is None else lambda: self._ranges.give(offset, size)
+        )
 
     def _failed(self, index: int, error: str) -> None:
         fd = os.open(self._errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -179,7 +192,8 @@ class _Sink:
 
 
 class _Rows:
-    """Rows by index. Token ids come with the prompt; loss masks (needed by one format only) from the output folder's rows."""
+    """Rows by index. Token ids come with the prompt; loss masks (needed by one format only) from the output folder's
+    rows."""
 
     def __init__(self, settings: Dict[str, Any]) -> None:
         self._masks: Optional[Dict[int, List[int]]] = None
@@ -206,10 +220,17 @@ class _StoppableGate:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory in pieces of 16 bytes, where it can be seen so: indexing kernels work element by element, so that rows move
-    eight times faster as complex128 than as bfloat16. On the CPU, and where it does not fit, the tensor itself."""
+    """The same memory in pieces of 16 bytes, where it can be seen so: indexing kernels work element by element, so
+    that rows move eight times faster as complex128 than as bfloat16. On the CPU, and where it does not fit, the
+    tensor itself."""
     width = 16 // tensor.element_size() if tensor.element_size() <= 16 else 0
-    if tensor.device.type != "cuda" or width < 2 or tensor.dim() < 2 or tensor.stride(-1) != 1 or tensor.shape[-1] % width:
+    if (
+        tensor.device.type != "cuda"
+        or width < 2
+        or tensor.dim() < 2
+        or tensor.stride(-1) != 1
+        or tensor.shape[-1] % width
+    ):
         return tensor
     if tensor.storage_offset() % width or any(stride % width for stride in tensor.stride()[:-1]):
         return tensor
@@ -217,7 +238,8 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _cache_in_wide_pieces() -> None:
-    """Have vLLM put states into their cache in wide pieces. Its function only indexes, so it is called with other views of the same memory."""
+    """Have vLLM put states into their cache in wide pieces. Its function only indexes, so it is called with other
+    views of the same memory."""
     from vllm.model_executor.models import extract_hidden_states as model
 
     put = getattr(model, "basic_cache", None)

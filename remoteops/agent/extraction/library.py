@@ -1,9 +1,10 @@
 """speculators' VllmHiddenStatesGenerator (<= 0.4), started with the settings of a job.
 
-The library builds vLLM's configuration from constants. While its constructor runs, the configuration classes in its module are
-replaced by ones that add the job's settings; nothing of the library's files is touched. What the library calls wrongly on this
-vLLM stays wrong here: that is what the audit finds and ``fab patch`` mends.
+The library builds vLLM's configuration from constants. While its constructor runs, the configuration classes in its
+module are replaced by ones that add the job's settings; nothing of the library's files is touched. What the library
+calls wrongly on this vLLM stays wrong here: that is what the audit finds and ``fab patch`` mends.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -24,21 +25,29 @@ _CONFIGS = ("ModelConfig", "CacheConfig", "ParallelConfig", "SchedulerConfig", "
 def start(job: Mapping[str, Any], *, worker: Optional[str] = None, chunked: bool = True) -> Any:
     """A ready generator: workers up, model loaded, KV cache allocated.
 
-    ``worker``: class path of the worker extension instead of the library's. Raises AgentError(AuditBroken) when the library and
-    vLLM do not fit, AgentError(MissingPackage) when it is not there.
+    ``worker``: class path of the worker extension instead of the library's. Raises AgentError(AuditBroken) when the
+    library and vLLM do not fit, AgentError(MissingPackage) when it is not there.
     """
     try:
         module = importlib.import_module(MODULE)
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] == "vllm":
             raise _broken(error) from error
-        raise AgentError("MissingPackage", "speculators' generator cannot be imported: %s" % error, tried="import %s" % MODULE,
-                         hint="the generator engines need speculators <= 0.4 in this venv; newer ones: --engine connector") from error
+        raise AgentError(
+            "MissingPackage",
+            "speculators' generator cannot be imported: %s" % error,
+            tried="import %s" % MODULE,
+            hint="the generator engines need speculators <= 0.4 in this venv; newer ones: --engine connector",
+        ) from error
     except (ImportError, AttributeError) as error:
         raise _broken(error) from error
     layers = sorted({max(0, depth - 1) for depth in job["layers"]})
-    arguments: Dict[str, Any] = {"model_path": job["model"], "layer_ids": layers, "max_model_len": context_length(job),
-                                 "tensor_parallel_size": int(job.get("tensor_parallel") or 1)}
+    arguments: Dict[str, Any] = {
+        "model_path": job["model"],
+        "layer_ids": layers,
+        "max_model_len": context_length(job),
+        "tensor_parallel_size": int(job.get("tensor_parallel") or 1),
+    }
     if job.get("gpu_memory_utilization"):
         arguments["gpu_memory_utilization"] = float(job["gpu_memory_utilization"])
     with settings(module, job, worker, chunked):
@@ -63,15 +72,26 @@ def settings(module: Any, job: Mapping[str, Any], worker: Optional[str], chunked
     extra = dict(job.get("engine_args") or {})
     budget = batched_tokens(job) if chunked else max(batched_tokens(job), context_length(job))
     added: Dict[str, Dict[str, Any]] = {
-        "ModelConfig": {"trust_remote_code": bool(job.get("trust_remote_code")), "dtype": job.get("dtype") or "auto",
-                        "max_model_len": context_length(job), "seed": int(job.get("seed") or 0)},
+        "ModelConfig": {
+            "trust_remote_code": bool(job.get("trust_remote_code")),
+            "dtype": job.get("dtype") or "auto",
+            "max_model_len": context_length(job),
+            "seed": int(job.get("seed") or 0),
+        },
         "CacheConfig": {"enable_prefix_caching": False},
         "ParallelConfig": {"worker_extension_cls": worker} if worker else {},
-        "SchedulerConfig": {"max_num_batched_tokens": budget, "max_num_seqs": SEQUENCES,
-                            "enable_chunked_prefill": chunked, "async_scheduling": False},
-        "LoadConfig": {}, "VllmConfig": {},
+        "SchedulerConfig": {
+            "max_num_batched_tokens": budget,
+            "max_num_seqs": SEQUENCES,
+            "enable_chunked_prefill": chunked,
+            "async_scheduling": False,
+        },
+        "LoadConfig": {},
+        "VllmConfig": {},
     }
-    before = {name: getattr(module, name) for name in (*_CONFIGS, "AutoTokenizer", "AutoConfig") if hasattr(module, name)}
+    before = {
+        name: getattr(module, name) for name in (*_CONFIGS, "AutoTokenizer", "AutoConfig") if hasattr(module, name)
+    }
     used = set()
     for name in _CONFIGS:
         if name in before:
@@ -85,8 +105,12 @@ def settings(module: Any, job: Mapping[str, Any], worker: Optional[str], chunked
             setattr(module, name, _with(before[name], mine))
     left = sorted(set(extra) - used - {"max_model_len"})
     if left:
-        raise AgentError("UsageError", "engine_args that no vLLM configuration here takes: %s" % ", ".join(left),
-                         tried="fields of %s" % ", ".join(_CONFIGS), hint="correct engine_args of the workload")
+        raise AgentError(
+            "UsageError",
+            "engine_args that no vLLM configuration here takes: %s" % ", ".join(left),
+            tried="fields of %s" % ", ".join(_CONFIGS),
+            hint="correct engine_args of the workload",
+        )
     for name in ("AutoTokenizer", "AutoConfig"):
         if name in before:
             setattr(module, name, _Loader(before[name], bool(job.get("trust_remote_code"))))
@@ -103,8 +127,11 @@ def parameters(config: Any) -> set:
     """Every keyword a configuration class takes, whatever builds its constructor."""
     names = {field.name for field in dataclasses.fields(config)} if dataclasses.is_dataclass(config) else set()
     try:
-        names |= {one.name for one in inspect.signature(config).parameters.values()
-                  if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
+        names |= {
+            one.name
+            for one in inspect.signature(config).parameters.values()
+            if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)
+        }
     except (TypeError, ValueError):
         pass
     return names
@@ -118,7 +145,8 @@ def _with(config: Any, mine: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 class _Loader:
-    """from_pretrained with the job's trust_remote_code; the library hard-codes it for one and leaves it out for the other."""
+    """from_pretrained with the job's trust_remote_code; the library hard-codes it for one and leaves it out for the
+    other."""
 
     def __init__(self, loader: Any, trust: bool) -> None:
         self._loader = loader
@@ -132,7 +160,8 @@ class _Loader:
 
 
 def _cpu_memory(module: Any, job: Mapping[str, Any]) -> Callable[[], None]:
-    """On a host without a GPU the library's question for free GPU memory is answered from VLLM_CPU_KVCACHE_SPACE (GiB)."""
+    """On a host without a GPU the library's question for free GPU memory is answered from VLLM_CPU_KVCACHE_SPACE
+    (GiB)."""
     import torch
 
     if torch.cuda.is_available():
@@ -154,5 +183,9 @@ def _cpu_memory(module: Any, job: Mapping[str, Any]) -> Callable[[], None]:
 
 
 def _broken(error: BaseException) -> AgentError:
-    return AgentError("AuditBroken", "speculators and vLLM do not fit: %s: %s" % (type(error).__name__, error),
-                      tried="%s.VllmHiddenStatesGenerator" % MODULE, hint="fab probe shows what does not fit; fab patch mends it")
+    return AgentError(
+        "AuditBroken",
+        "speculators and vLLM do not fit: %s: %s" % (type(error).__name__, error),
+        tried="%s.VllmHiddenStatesGenerator" % MODULE,
+        hint="fab probe shows what does not fit; fab patch mends it",
+    )

@@ -1,4 +1,5 @@
 """What an engine says while it runs, and whether it was asked to stop."""
+
 from __future__ import annotations
 
 import collections
@@ -14,7 +15,8 @@ from remoteops.agent.rundir import RunDir
 INTERVAL = 1.0  # seconds between two progress events
 WINDOW = 15.0  # seconds over which tokens_per_s is taken
 _ERROR = re.compile(
-    r"[A-Za-z_][\w.]*(Error|Exception|Died|Interrupt)(: .+)?$|CUDA (error|out of memory)\b.*$|(Segmentation fault|Killed)\b.*$"
+    r"[A-Za-z_][\w.]*(Error|Exception|Died|Interrupt)(: .+)?$"
+    r"|CUDA (error|out of memory)\b.*$|(Segmentation fault|Killed)\b.*$"
 )
 
 
@@ -27,8 +29,8 @@ class WorkerDied(Exception):
 
 
 class Reporter:
-    """Events of one run. ``samples_total`` and ``tokens_total`` count what the run has to have at its end; what an earlier try
-    left is added to the counts (see ``count``)."""
+    """Events of one run. ``samples_total`` and ``tokens_total`` count what the run has to have at its end; what an
+    earlier try left is added to the counts (see ``count``)."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -54,8 +56,8 @@ class Reporter:
             raise Interrupted()
 
     def listen(self) -> None:
-        """SIGTERM and SIGINT ask the engine to finish what is in flight; while ``interruptible`` they raise Interrupted at once.
-        Call from the main thread."""
+        """SIGTERM and SIGINT ask the engine to finish what is in flight; while ``interruptible`` they raise
+        Interrupted at once. Call from the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self.stop(number))
 
@@ -84,10 +86,16 @@ class Reporter:
         self._seen.append((now, tokens))
         while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW:
             self._seen.popleft()
-        (then, before), span = self._seen[0], now - self._seen[0][0]
-        self.run.event("progress", samples=self._done[0] + samples, samples_total=self.samples_total,
-                       tokens=self._done[1] + tokens, tokens_total=self.tokens_total,
-                       tokens_per_s=round((tokens - before) / span, 1) if span > 0 else None, bytes=size)
+        (_, before), span = self._seen[0], now - self._seen[0][0]
+        self.run.event(
+            "progress",
+            samples=self._done[0] + samples,
+            samples_total=self.samples_total,
+            tokens=self._done[1] + tokens,
+            tokens_total=self.tokens_total,
+            tokens_per_s=round((tokens - before) / span, 1) if span > 0 else None,
+            bytes=size,
+        )
 
 
 def last_errors(path: str, limit: int = 3, tail: int = 262144) -> List[str]:

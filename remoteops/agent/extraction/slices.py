@@ -1,8 +1,11 @@
-"""Which rows of which prompt a scheduler step computes (no torch, no vLLM import; duck-typed on vLLM's scheduler output).
+"""Which rows of which prompt a scheduler step computes (no torch, no vLLM import; duck-typed on vLLM's scheduler
+output).
 
-One step runs a flat batch: the tokens of several requests one after the other, in the order of the model runner's own batch.
-A request may be cut into chunks over several steps, and may start again from its first token after a preemption.
+One step runs a flat batch: the tokens of several requests one after the other, in the order of the model runner's own
+batch. A request may be cut into chunks over several steps, and may start again from its first token after a
+preemption.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
@@ -32,7 +35,8 @@ class CaptureError(Exception):
 def starts(scheduler_output: Any) -> Dict[str, int]:
     """Tokens already computed before this step, for each scheduled request.
 
-    New requests carry it one by one. Running ones come as one object of parallel lists, or (before that) as a list of objects.
+    New requests carry it one by one. Running ones come as one object of parallel lists, or (before that) as a list of
+    objects.
     """
     found: Dict[str, int] = {new.req_id: new.num_computed_tokens for new in scheduler_output.scheduled_new_reqs}
     cached = scheduler_output.scheduled_cached_reqs
@@ -55,8 +59,10 @@ def chunks_of(scheduler_output: Any, totals: Mapping[str, int]) -> List[Chunk]:
             raise CaptureError("the scheduler ran a request that was not asked for: %s" % request)
         chunk = Chunk(request, int(begun[request]), int(count), totals[request])
         if chunk.start + chunk.count > chunk.total:
-            raise CaptureError("%s: rows %d..%d of a prompt of %d tokens were scheduled"
-                               % (request, chunk.start, chunk.start + chunk.count, chunk.total))
+            raise CaptureError(
+                "%s: rows %d..%d of a prompt of %d tokens were scheduled"
+                % (request, chunk.start, chunk.start + chunk.count, chunk.total)
+            )
         result.append(chunk)
     return result
 
@@ -64,8 +70,8 @@ def chunks_of(scheduler_output: Any, totals: Mapping[str, int]) -> List[Chunk]:
 def placed(chunks: Iterable[Chunk], order: Sequence[Any]) -> List[Tuple[int, Chunk]]:
     """``(offset in the flat batch, chunk)`` in the batch's own order of request ids.
 
-    ``order`` may hold requests that this step does not run (they take no rows). Raises CaptureError when a chunk's request is not
-    in the batch: its rows would be unknown.
+    ``order`` may hold requests that this step does not run (they take no rows). Raises CaptureError when a chunk's
+    request is not in the batch: its rows would be unknown.
     """
     by_request = {chunk.request: chunk for chunk in chunks}
     result, offset = [], 0
@@ -89,7 +95,9 @@ class Coverage:
     def add(self, chunk: Chunk) -> bool:
         """True when the prompt is complete now. Raises CaptureError on rows that were never computed."""
         if chunk.start > self.rows:
-            raise CaptureError("%s: rows %d..%d were never computed (a prefix cache that is on?)"
-                               % (chunk.request, self.rows, chunk.start))
+            raise CaptureError(
+                "%s: rows %d..%d were never computed (a prefix cache that is on?)"
+                % (chunk.request, self.rows, chunk.start)
+            )
         self.rows = chunk.start + chunk.count
         return self.rows >= self.total

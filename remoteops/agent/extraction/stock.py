@@ -1,8 +1,10 @@
-"""The ``generator-stock`` engine: the library's own ``generate()``, as it is on that host. The peer of ``generator`` in bench/.
+"""The ``generator-stock`` engine: the library's own ``generate()``, as it is on that host. The peer of ``generator``
+in bench/.
 
-It returns tensors through RPC and the files are written here. What it silently gets wrong (short or foreign rows) cannot be seen from
-outside except by length, and that is checked.
+It returns tensors through RPC and the files are written here. What it silently gets wrong (short or foreign rows)
+cannot be seen from outside except by length, and that is checked.
 """
+
 from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Sequence
@@ -24,7 +26,9 @@ class StockEngine:
     def __init__(self, job: Mapping[str, Any], reporter: Reporter, memory: int = 0, threads: int = 4) -> None:
         del memory  # it comes back through RPC, a batch at a time
         if min(job["layers"]) < 1:
-            raise AgentError("UsageError", "the library's generator cannot give layer 0 (embeddings)", hint="use --engine generator")
+            raise AgentError(
+                "UsageError", "the library's generator cannot give layer 0 (embeddings)", hint="use --engine generator"
+            )
         self._job = job
         self._reporter = reporter
         self._threads = threads
@@ -42,8 +46,10 @@ class StockEngine:
                 for row, result in zip(batch, results):
                     states = [result["hidden_states"][slot] for slot in slots]
                     if any(state.shape[0] != len(row.input_ids) for state in states):
-                        raise CaptureError("row %d: %s rows came back for %d tokens"
-                                           % (row.index, [state.shape[0] for state in states], len(row.input_ids)))
+                        raise CaptureError(
+                            "row %d: %s rows came back for %d tokens"
+                            % (row.index, [state.shape[0] for state in states], len(row.input_ids))
+                        )
                     writer.submit(Sample(row, states, sum(state.numel() * state.element_size() for state in states)))
                 self._told(writer)
             while not writer.drain(1.0):
@@ -61,13 +67,18 @@ class StockEngine:
         stats = writer.stats()
         if stats["errors"]:
             index, text = stats["errors"][0]
-            raise AgentError("RunFailed", "row %d could not be written: %s" % (index, text), hint="see the folder's owner, quota and mount")
+            raise AgentError(
+                "RunFailed",
+                "row %d could not be written: %s" % (index, text),
+                hint="see the folder's owner, quota and mount",
+            )
         self._reporter.progress(stats["samples"], stats["tokens"], stats["bytes"])
         return {key: stats[key] for key in ("samples", "tokens", "bytes", "dropped")}
 
 
 def batches(rows: Sequence[Any], budget: int) -> List[List[Any]]:
-    """Batches of at most BATCH rows and ``budget`` tokens (a row longer than that is one of its own): what the library computes right."""
+    """Batches of at most BATCH rows and ``budget`` tokens (a row longer than that is one of its own): what the
+    library computes right."""
     result: List[List[Any]] = []
     tokens = 0
     for row in rows:

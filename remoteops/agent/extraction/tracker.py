@@ -1,4 +1,6 @@
-"""Follows prompts through vLLM's scheduler until they are complete (no torch, no vLLM import; duck-typed on the scheduler's output)."""
+"""Follows prompts through vLLM's scheduler until they are complete (no torch, no vLLM import; duck-typed on the
+scheduler's output)."""
+
 from __future__ import annotations
 
 import re
@@ -14,7 +16,8 @@ class Save(NamedTuple):
 
 
 class PromptTracker:
-    """Scheduler side: follows each request's blocks and computed tokens until its prompt is complete. No vLLM types."""
+    """Scheduler side: follows each request's blocks and computed tokens until its prompt is complete. No vLLM
+    types."""
 
     def __init__(self, group: int = 0) -> None:
         self._group = group
@@ -55,7 +58,8 @@ class PromptTracker:
 
 
 def row_index(request: str) -> int:
-    """The row of a request id: vLLM may have added a suffix to the ``row-N`` it was given. Raises ValueError for a stranger."""
+    """The row of a request id: vLLM may have added a suffix to the ``row-N`` it was given. Raises ValueError for a
+    stranger."""
     match = re.match(r"row-(\d+)(\D|$)", request)
     if match is None:
         raise ValueError("no request of remoteops: %s" % request)
@@ -63,7 +67,8 @@ def row_index(request: str) -> int:
 
 
 def cache_group(kv_cache_config: Any, block_size: int) -> Tuple[int, int]:
-    """``(group, block size)`` of the hidden states' KV cache: its own group where there are several, else the only one."""
+    """``(group, block size)`` of the hidden states' KV cache: its own group where there are several, else the only
+    one."""
     groups = list(getattr(kv_cache_config, "kv_cache_groups", None) or [])
     marked = [at for at, group in enumerate(groups) if type(group.kv_cache_spec).__name__ == "HiddenStateCacheSpec"]
     at = marked[0] if len(marked) == 1 else 0

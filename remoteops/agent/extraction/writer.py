@@ -1,8 +1,9 @@
 """Writes finished samples from a few threads, from memory that is reserved before the sample is computed.
 
-The threads spend their time in ``write`` (without the GIL), so that the thread that launches the model's work is not held up.
-Nothing here imports torch: a sample is whatever ``store.write(row, states)`` takes.
+The threads spend their time in ``write`` (without the GIL), so that the thread that launches the model's work is not
+held up. Nothing here imports torch: a sample is whatever ``store.write(row, states)`` takes.
 """
+
 from __future__ import annotations
 
 import errno
@@ -18,8 +19,14 @@ class Sample:
 
     __slots__ = ("ready", "release", "row", "size", "states")
 
-    def __init__(self, row: Any, states: Any, size: int, ready: Optional[Callable[[], Any]] = None,
-                 release: Optional[Callable[[], None]] = None) -> None:
+    def __init__(
+        self,
+        row: Any,
+        states: Any,
+        size: int,
+        ready: Optional[Callable[[], Any]] = None,
+        release: Optional[Callable[[], None]] = None,
+    ) -> None:
         self.row = row
         self.states = states
         self.size = size
@@ -30,22 +37,27 @@ class Sample:
 class Writer:
     """``threads`` writers over one queue.
 
-    ``store`` has ``write(row, states)``; ``gate`` (or None) has ``wait(bytes, stop, failed=False)``, which blocks while the disk is nearly
-    full (``failed``: a write has just met that) and is False when the run is being stopped. A full disk is waited for and the sample written again; any other error is kept for
-    the caller, with the row it happened to (and told to ``failed(index, text)``, in the writer's thread).
+    ``store`` has ``write(row, states)``; ``gate`` (or None) has ``wait(bytes, stop, failed=False)``, which blocks
+    while the disk is nearly full (``failed``: a write has just met that) and is False when the run is being stopped.
+    A full disk is waited for and the sample written again; any other error is kept for the caller, with the row it
+    happened to (and told to ``failed(index, text)``, in the writer's thread).
     """
 
-    def __init__(self, store: Any, gate: Any = None, threads: int = 8, failed: Optional[Callable[[int, str], None]] = None) -> None:
+    def __init__(
+        self, store: Any, gate: Any = None, threads: int = 8, failed: Optional[Callable[[int, str], None]] = None
+    ) -> None:
         self._store = store
         self._failed = failed
         self._gate = gate
-        self._queue: "queue.SimpleQueue[Optional[Sample]]" = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Optional[Sample]] = queue.SimpleQueue()
         self._lock = threading.Condition()
         self._stopped = threading.Event()
         self._counts = {"samples": 0, "tokens": 0, "bytes": 0, "pending": 0, "dropped": 0}
         self._errors: List[Tuple[int, str]] = []
-        self._threads = [threading.Thread(target=self._work, name="remoteops-writer-%d" % i, daemon=True)
-                         for i in range(max(1, threads))]
+        self._threads = [
+            threading.Thread(target=self._work, name="remoteops-writer-%d" % i, daemon=True)
+            for i in range(max(1, threads))
+        ]
         for thread in self._threads:
             thread.start()
 
