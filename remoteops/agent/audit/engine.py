@@ -4,12 +4,13 @@ from __future__ import annotations
 import re
 import sys
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from remoteops.agent.audit import findings, layers, query
 from remoteops.agent.audit.ducks import Ducks
 from remoteops.agent.audit.index import Index
 from remoteops.agent.audit.modules import Module
+from remoteops.agent.audit.overrides import Overrides
 from remoteops.agent.audit.packages import Tree, locate
 from remoteops.agent.audit.record import Recorder
 from remoteops.agent.audit.strings import Strings
@@ -57,7 +58,16 @@ def analyse(request: Dict[str, Any]) -> "query.Context":
             forget(recorder, consumer)
     strings.judge()
     Ducks(recorder, subclasses).judge()
-    return query.Context(request, index, recorder, consumer, provider, modules)
+    baseline = earlier(provider.package, request.get("baseline_path"))
+    Overrides(recorder, baseline).judge()
+    return query.Context(request, index, recorder, consumer, provider, modules, baseline)
+
+
+def earlier(package: str, path: Optional[str]) -> Optional[Recorder]:
+    """An evaluator over the provider's baseline tree, for evidence of renames and of what was overridden."""
+    if not path:
+        return None
+    return Recorder(Index([locate(package, path)]), package)
 
 
 def concerned(index: Index, consumer: Tree, provider: str) -> List[Module]:

@@ -1,11 +1,13 @@
 """Judged sites to the findings and the document that the user gets."""
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from remoteops.agent.audit import sites as S
+from remoteops.agent.audit.modules import last_name
 from remoteops.agent.audit.moved import Moved
 from remoteops.agent.audit.sites import Problem, Site
 
@@ -96,16 +98,22 @@ def _finding(site: Site, problem: Problem, context: "Context") -> Dict[str, Any]
     if kind in ("missing-symbol", "missing-attribute"):
         kind, now, now_at, fix = _place(site, problem, context)
     elif kind == "unknown-kwarg":
-        fix = {"edit": "drop-keyword", "keyword": problem.detail}
+        fix = {"edit": "drop-keyword", "call": _called(site), "keyword": problem.detail}
         renamed = context.moved.renamed_parameter(site, problem.detail)
         if renamed:
             now = "%s; %s" % (renamed["why"], now)
-            fix = {"edit": "rename-keyword", "keyword": problem.detail, "new": renamed["new"]}
+            fix = {"edit": "rename-keyword", "call": _called(site), "keyword": problem.detail, "to": renamed["new"]}
     confidence = "proved" if problem.sure and site.status == S.BREAK else "risk"
     return make(site, rule=RULES.get(kind, kind), kind=kind, confidence=confidence, symbol=site.reached or site.symbol, detail=problem.detail,
                 error=("%s: %s" % (problem.error, problem.message)) if problem.message else problem.error, when=when(site, context),
                 was=problem.was or None, now=now or None, now_at=now_at or None, check=check(site, kind, problem, context), fix=fix,
                 note=site.reason or None, classes=problem.extra.get("classes"))
+
+
+def _called(site: Site) -> str:
+    """The last name of what a call calls, as it is written."""
+    node = site.node.func if isinstance(site.node, ast.Call) else site.node
+    return last_name(node)
 
 
 def _place(site: Site, problem: Problem, context: "Context") -> Tuple[str, str, str, Optional[Dict[str, Any]]]:
@@ -115,13 +123,13 @@ def _place(site: Site, problem: Problem, context: "Context") -> Tuple[str, str, 
     if module_level:
         place = moved.symbol(site.reached)
         if place is not None:
-            edit = {"edit": "rename-import", "old": site.reached, "new": place["symbol"]} if site.kind == "import" else None
+            edit = {"edit": "rename-import", "name": site.reached, "to": place["symbol"]} if site.kind == "import" else None
             return "moved-symbol", "now %s" % place["symbol"], place["at"], edit
         return problem.kind, problem.now, problem.now_at, None
     renamed = moved.attribute(site, problem.detail)
     if renamed is not None:
         return problem.kind, "renamed to %s (%s)" % (renamed["new"], renamed["why"]), renamed["at"], {
-            "edit": "rename-attribute", "old": problem.detail, "new": renamed["new"]}
+            "edit": "rename-attribute", "attribute": problem.detail, "to": renamed["new"]}
     return problem.kind, problem.now, problem.now_at, None
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from remoteops.agent.audit import sites as S
 from remoteops.agent.audit.attributes import Hit
@@ -57,6 +57,7 @@ class Recorder(Flow):
         self.stores: List[Store] = []
         self.classes_met: Dict[int, ClassInfo] = {}
         self.calls_met: List[Tuple[Site, ast.Call, Value, Callee, FlowScope]] = []
+        self.made: Set[int] = set()
         self.recording = True
         self.replacing = False
 
@@ -296,6 +297,8 @@ class Recorder(Flow):
     def on_call(self, node: ast.Call, value: Value, scope: FlowScope) -> None:
         judged: List[Tuple[Value, Callee]] = []
         for option in options(value):
+            if isinstance(option, ClassValue):
+                self.made.add(id(option.info))
             callee = self._provider_callee(option)
             if callee is not None:
                 judged.append((option, callee))
