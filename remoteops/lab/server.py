@@ -254,12 +254,14 @@ def _self_test(place: Place, port: int) -> str:
 
 def _port(preferred: object) -> int:
     """A free loopback port; the one used before where it is still free, so that links find the host again."""
-    for port in ([preferred] if isinstance(preferred, int) else []) + [0]:
+    # A server that was killed a moment ago may still be giving its port back.
+    for port in ([preferred] * 10 if isinstance(preferred, int) else []) + [0]:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                time.sleep(0.05)
                 continue
             return int(probe.getsockname()[1])
     raise LabError("there is no free port on 127.0.0.1", host="lab", hint="close some listening programs")
