@@ -7,19 +7,23 @@ that is already open may be given, so that a caller with several questions conne
 from __future__ import annotations
 
 import getpass
+import secrets
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from typing import Any
 
-from remoteops.errors import RemoteOpsError
+from remoteops.errors import ConnectionLost, LinkTimeout, RemoteOpsError, Unreachable
 from remoteops.inventory import Host
 from remoteops.remote import Agent, open_agent
 
 OnEvent = Callable[[dict[str, Any]], None]
 AT_ONCE = 32
 """Hosts asked at the same time by ``overview``."""
+PAUSES = (0.5, 2.0, 5.0, 10.0)
+"""Seconds before a launch or a stop is asked again after the link was lost."""
 
 
 @contextmanager
@@ -52,8 +56,9 @@ def launch(
     ``request`` as the agent's ``run.start`` takes it ("argv", "env", "cwd", "request", "label", …).
     Returns {"run", "path", "pid", "survives", "warning", …}. Raises RunActive, GpuBusy, HostStateError, LinkError.
     """
-    with _using(host, agent) as door:
-        data = door.call("run.start", {**base(host), **request, "force": force, "allow_second": allow_second})
+    # The token makes a second call after a lost link give the run that the first one started.
+    asked = {**base(host), **request, "force": force, "allow_second": allow_second, "token": secrets.token_hex(8)}
+    data = _patient(host, agent, "run.start", asked)
     return {"schema": "remoteops.launch/1", "host": host.name, **data}
 
 
@@ -82,9 +87,26 @@ def stop(
     ``grace``: seconds between asking and killing. Raises RunNotFound, HostStateError (processes that not even
     SIGKILL ends), LinkError.
     """
-    with _using(host, agent) as door:
-        data = door.call("run.stop", {**base(host), "run": run, "grace": grace, "by": who()}, on_event=on_event)
-    return {**data, "host": host.name}
+    request = {**base(host), "run": run, "grace": grace, "by": who()}
+    if run is None:
+        request["run"] = status(host, agent=agent)["run"]  # asked again, "the newest" must be the same one
+    return {**_patient(host, agent, "run.stop", request, on_event), "host": host.name}
+
+
+def _patient(
+    host: Host, agent: Agent | None, verb: str, request: dict[str, Any], on_event: OnEvent | None = None
+) -> dict[str, Any]:
+    """Call a verb that may safely be asked twice; after a lost link it is asked again over a new one."""
+    for pause in (*PAUSES, None):
+        try:
+            with _using(host, agent) as door:
+                return door.call(verb, request, on_event=on_event)
+        except (ConnectionLost, LinkTimeout, Unreachable) as error:
+            if pause is None or (isinstance(error, Unreachable) and pause == PAUSES[0]):
+                raise
+            agent = None
+            time.sleep(pause)
+    raise AssertionError("unreachable")
 
 
 def leftovers(host: Host, *, agent: Agent | None = None) -> dict[str, Any]:
@@ -120,7 +142,8 @@ def overview(
     parts: dict[str, dict[str, Any]] = {}
     if hosts:
         with ThreadPoolExecutor(max_workers=min(AT_ONCE, len(hosts))) as pool:
-            for part in pool.map(ask, hosts):
+            for done in as_completed([pool.submit(ask, host) for host in hosts]):
+                part = done.result()
                 parts[part["host"]] = part
                 if on_host is not None:
                     on_host(part)

@@ -18,6 +18,7 @@ import pytest
 
 from remoteops import logs, runs
 from remoteops.agent import processes
+from remoteops.agent import runs as agent_runs
 from remoteops.errors import Interrupted, RunNotFound, Unreachable
 from remoteops.logs import Target, What
 from remoteops.remote import open_agent
@@ -347,3 +348,31 @@ def test_interrupted_is_what_a_caller_sees_on_ctrl_c(server: sshd.Sshd, place: P
     with pytest.raises(Interrupted) as caught:
         logs.follow([Target(host(server, place))], Recorder(interrupt))
     assert caught.value.exit_code == 130
+
+
+def test_a_launch_whose_answer_was_lost_is_not_started_twice(server: sshd.Sshd, place: Place) -> None:
+    request = place.request(argv=["sleep", "60"], token="abc")
+    first = agent_runs.start(request, place._emit)
+    again = agent_runs.start(request, place._emit)
+    assert again["run"] == first["run"] and again["pid"] == first["pid"]
+    assert agent_runs.list_runs(place.request(), place._emit)["total"] == 1
+
+
+def test_a_stop_goes_on_when_the_link_is_lost_and_its_end_is_still_told(server: sshd.Sshd, place: Place) -> None:
+    run = place.start_python("""
+        import signal, time
+        def end(*_): time.sleep(3); raise SystemExit(0)
+        signal.signal(signal.SIGTERM, end)
+        print("ready", flush=True)
+        while True: time.sleep(0.1)
+    """)
+    until(lambda: place.log(run))
+    seen: list[str] = []
+
+    def drop(event: dict[str, Any]) -> None:
+        if not seen:
+            drop_connections(server)
+        seen.append(event["event"])
+
+    assert runs.stop(host(server, place), None, grace=30, on_event=drop)["state"] == "stopped"
+    assert len(seen) > 1

@@ -52,6 +52,9 @@ def start(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two operators who start at once: the second one sees the first one's run
+        again = _started_before(request, root)
+        if again is not None:
+            return _result(again)
         env = {**os.environ, **{name: str(value) for name, value in (request.get("env") or {}).items()}}
         env.pop(processes.BOOT_ID_SEAM, None)
         gpus = gpu_module.Gpus()
@@ -61,6 +64,15 @@ def start(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
         return _launch(request, create(root), env, indexes)
     finally:
         os.close(lock)
+
+
+def _started_before(request: Dict[str, Any], root: str) -> Optional[RunDir]:
+    """The run that this very request has started already, when its answer was lost with the link."""
+    token = request.get("token")
+    for run in all_runs(root)[:10] if token else []:
+        if (read_json(run.request) or {}).get("token") == token:
+            return run
+    return None
 
 
 def _refuse_second(request: Dict[str, Any], root: str) -> None:
@@ -132,6 +144,7 @@ def _launch(request: Dict[str, Any], run: RunDir, env: Dict[str, str], indexes: 
                 "label": request.get("label") or "",
                 "argv": request["argv"],
                 "cwd": request.get("cwd"),
+                "token": request.get("token"),
                 "env_names": sorted(request.get("env") or {}),
                 "created": time.time(),
                 **(request.get("request") or {}),
@@ -178,25 +191,31 @@ def _launch(request: Dict[str, Any], run: RunDir, env: Dict[str, str], indexes: 
             tried="%s in %s" % (fill(request["argv"][0]), cwd),
             hint="check that path on the host",
         )
+    return _result(run, way.warning)
+
+
+def _result(run: RunDir, warning: str = "") -> Dict[str, Any]:
+    """What a launch answers, once the run was seen alive (or already over)."""
     identities = read_json(run.supervisor) or {}
     status = current_status(run)
-    alive = processes.is_alive(identities.get("child"))
+    child = identities.get("child") or {}
+    alive = processes.is_alive(child)
     if not alive and status["state"] not in TERMINAL and not processes.is_alive(identities.get("supervisor")):
         raise AgentError(
             "HostStateError",
             "the run vanished while it was starting",
-            tried="pid %s" % (identities.get("child") or {}).get("pid"),
+            tried="pid %s" % child.get("pid"),
             hint="see %s" % run.supervisor_log,
             run=run.id,
         )
     return {
         "run": run.id,
         "path": run.path,
-        "pid": identities["child"]["pid"],
-        "identity": identities["child"],
-        "supervisor_pid": identities["supervisor"]["pid"],
-        "survives": way.name,
-        "warning": way.warning,
+        "pid": child.get("pid"),
+        "identity": child,
+        "supervisor_pid": (identities.get("supervisor") or {}).get("pid"),
+        "survives": identities.get("survives"),
+        "warning": warning,
         "alive": alive,
         "status": status,
     }

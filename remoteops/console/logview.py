@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
+from remoteops.agent.rundir import TERMINAL
 from remoteops.console import Console, plain, words
 from remoteops.errors import RemoteOpsError
 from remoteops.logs import Target
@@ -159,6 +160,8 @@ class LogView:
 
     def ended(self, target: int, status: dict[str, Any]) -> None:
         self._flush_line(target)
+        if status.get("state") not in TERMINAL and not self._console.json:
+            return  # the end of the log so far; how the run stands was said at the beginning
         code = status.get("exit_code")
         text = words.one_line(status) + (
             f" · exit code {code}" if code is not None and f"exit code {code}" not in str(status.get("reason")) else ""

@@ -129,6 +129,47 @@ def _row(host: str, status: dict[str, Any]) -> tuple[Any, ...]:
 COLUMNS = ("host", "run", "state", "done", "tokens", "tok/s (mean)", "left", "GPUs", "disk left", "")
 
 
+def _print(console: Console, rows: Sequence[tuple[Any, ...]]) -> None:
+    """A table that fits the window; whole lines without a terminal, where nobody can make the window wider."""
+    if console.rich.is_terminal:
+        console.rich.print(_fitted(console, rows))
+        return
+    cells = [[str(cell) for cell in row] for row in [COLUMNS, *rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(COLUMNS))]
+    for row in cells:
+        console.say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _fitted(console: Console, rows: Sequence[tuple[Any, ...]]) -> Table:
+    """As many columns as the window holds, from the left; what is left of its width is for the last one, in words."""
+    from rich.measure import Measurement
+
+    screen = console.rich
+    for keep in range(len(COLUMNS), 3, -1):
+        view = _table(rows, keep)
+        if Measurement.get(screen, screen.options.update(max_width=10_000), view).maximum <= screen.width:
+            return view
+        if keep == len(COLUMNS):
+            bare = Measurement.get(screen, screen.options.update(max_width=10_000), _table(rows, keep - 1)).maximum
+            if screen.width - bare >= 25:
+                return _table(rows, keep, last=screen.width - bare - 2)
+    return _table(rows, 3)
+
+
+def _table(rows: Sequence[tuple[Any, ...]], keep: int, last: int | None = None) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    view = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for number, column in enumerate(COLUMNS[:keep]):
+        words_column = number == len(COLUMNS) - 1
+        view.add_column(column, overflow="ellipsis", no_wrap=not words_column, width=last if words_column else None)
+    for row in rows:
+        view.add_row(*(cell if isinstance(cell, Text) else Text(plain(str(cell))) for cell in row[:keep]))
+    return view
+
+
 def runs(console: Console, document: dict[str, Any]) -> int:
     """`fab runs`: the runs of one host, newest first."""
     if console.json:
@@ -137,7 +178,7 @@ def runs(console: Console, document: dict[str, Any]) -> int:
     if not document["runs"]:
         console.say(f"{document['host']}: no runs yet")
         return 0
-    table(console, COLUMNS, [_row(document["host"], status) for status in document["runs"]])
+    _print(console, [_row(document["host"], status) for status in document["runs"]])
     if document.get("total", 0) > len(document["runs"]):
         console.say(f"the newest {len(document['runs'])} of {document['total']}")
     return 0
@@ -176,7 +217,7 @@ def overview(console: Console, document: dict[str, Any]) -> int:
         elif not part["runs"]:
             rows.append((part["host"], "", "no runs", *[""] * 7))
         rows += [_row(part["host"], status) for status in part["runs"]]
-    table(console, COLUMNS, rows)
+    _print(console, rows)
     return code
 
 
@@ -253,33 +294,15 @@ class StatusTable:
             self._live = None
 
     def render(self) -> Table:
-        """The table for the window as it is now; narrow windows lose columns from the right."""
-        from rich.measure import Measurement
-
-        screen = self._console.rich
-        view = self._table(len(COLUMNS))
-        for keep in range(len(COLUMNS) - 1, 2, -1):
-            if Measurement.get(screen, screen.options.update(max_width=10_000), view).maximum <= screen.width:
-                break
-            view = self._table(keep)
-        return view
-
-    def _table(self, keep: int) -> Table:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-        from rich.text import Text
-
-        view = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for column in COLUMNS[:keep]:
-            view.add_column(column, overflow="ellipsis", no_wrap=True)
+        """The table for the window as it is now."""
+        rows: list[tuple[Any, ...]] = []
         for target, status, word in zip(self._targets, self._statuses, self._words, strict=True):
             if status is None:
-                row: tuple[Any, ...] = (target.host.name, "", word[:30] or "connecting", *[""] * 7)
+                rows.append((target.host.name, "", word or "connecting", *[""] * 7))
             else:
                 row = _row(target.host.name, status)
-                row = (*row[:9], str(word or row[9])[:50])
-            view.add_row(*(cell if isinstance(cell, Text) else Text(plain(str(cell))) for cell in row[:keep]))
-        return view
+                rows.append((*row[:9], word or row[9]))
+        return _fitted(self._console, rows)
 
     def log(self, target: int, data: bytes) -> None:
         """Not asked for."""

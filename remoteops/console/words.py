@@ -56,7 +56,9 @@ def span(seconds: float | None) -> str:
 
 def fit(text: str, encoding: str) -> str:
     """``text`` with what this encoding cannot show replaced, so that printing it never fails."""
-    return text.replace("·", "|").encode(encoding, "replace").decode(encoding) if not text.isascii() and encoding.lower()[:3] != "utf" else text
+    if text.isascii() or encoding.lower().startswith("utf"):
+        return text
+    return text.replace("·", "|").encode(encoding, "replace").decode(encoding)
 
 
 def bar(part: float | None, width: int, *, ascii_only: bool = False) -> str:
