@@ -5,12 +5,13 @@ Trees and results are cached: a pair that was audited with the same contracts an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -144,12 +145,13 @@ def _run(
     jobs: int | None,
     say: Event,
 ) -> list[tuple[str, str, dict[str, Any]]]:
-    if not waiting:
-        return []
     done: list[tuple[str, str, dict[str, Any]]] = []
     workers = min(len(waiting), jobs or os.cpu_count() or 1)
-    # spawn: the caller may hold SSH connections and threads, which a forked child must not inherit.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with contextlib.ExitStack() as stack:
+        pool: Executor = _Here()
+        if workers > 1:
+            # spawn: the caller may hold SSH connections and threads, which a forked child must not inherit.
+            pool = stack.enter_context(ProcessPoolExecutor(workers, mp_context=get_context("spawn")))
         futures: dict[Future[dict[str, Any]], tuple[str, str, Path]] = {}
         for one, other, place in waiting:
             futures[pool.submit(_audit, trees[one], trees[other], base, model)] = (one, other, place)
@@ -159,23 +161,24 @@ def _run(
                 row = future.result()
                 sources.write_beside(place, json.dumps(row))
             except RemoteOpsError as error:
-                row = {
-                    "consumer": _label(trees[one], one),
-                    "provider": _label(trees[other], other),
-                    "error": error.message,
-                }
-            say(
-                {
-                    "event": "pair",
-                    "consumer": one,
-                    "provider": other,
-                    "done": len(done) + 1,
-                    "total": len(waiting),
-                    "breaks": row.get("breaks"),
-                }
-            )
+                sides = {"consumer": _label(trees[one], one), "provider": _label(trees[other], other)}
+                row = {**sides, "error": error.message}
             done.append((one, other, {**row, "cached": False}))
+            count = {"done": len(done), "total": len(waiting), "breaks": row.get("breaks")}
+            say({"event": "pair", "consumer": one, "provider": other, **count})
     return done
+
+
+class _Here(Executor):
+    """Runs each call at once: a single pair is audited sooner than a process starts."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except RemoteOpsError as error:
+            future.set_exception(error)
+        return future
 
 
 def _audit(

@@ -31,8 +31,10 @@ class PatternError(ValueError):
 def compile_pattern(text: str) -> ast.AST:
     """The node of a pattern. Raises PatternError."""
     if text not in _CACHE:
+        # A regular expression keeps its backslashes: its string is read raw.
+        plain = re.sub(r"(?<![\w\"'])([\"'])~", r"r\1~", text.strip())
         try:
-            body = ast.parse(re.sub(r"\$([A-Za-z_]\w*)", _META + r"\1", text.strip())).body
+            body = ast.parse(re.sub(r"\$([A-Za-z_]\w*)", _META + r"\1", plain)).body
         except SyntaxError as error:
             raise PatternError("pattern %r is not Python: %s" % (text, error.msg)) from None
         if len(body) != 1:
