@@ -71,14 +71,19 @@ class Link(BaseLink):
     def start(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> RemoteProcess:
         """Start a command; see BaseLink.exec. Raises SessionRefused, LinkTimeout, ConnectionLost."""
         marker = new_marker()
-        line = command_line(argv, {**self.host.env, **(env or {})}, marker)
+        line = command_line(argv, {**self.host.env, **(env or {})}, marker).encode("utf-8", "surrogateescape")
         channel = self._session()
         process = RemoteProcess(channel, marker, self._lost, self._session_closed)
         try:
             launcher = LAUNCHER
             if self.host.sudo_user:
                 launcher = f"sudo -n -H -u {self.host.sudo_user} -- {LAUNCHER}"
-            agreed = send_exec(channel, launcher, self.route.environment, self.route.target.timeouts.channel)
+            channel.settimeout(self.route.target.timeouts.channel)
+            try:
+                agreed = send_exec(channel, launcher, self.route.environment, line, self.route.target.timeouts.channel)
+            except (OSError, EOFError, paramiko.SSHException):
+                agreed = None if self._transport.is_active() else False
+            channel.settimeout(None)
             if not self._transport.is_active():
                 raise self._lost()
             if agreed is None:
@@ -94,7 +99,6 @@ class Link(BaseLink):
                     tried="an exec request",
                     hint="its sshd may allow sftp only (ForceCommand); remoteops needs commands",
                 )
-            process.send(line.encode("utf-8", "surrogateescape"))
         except BaseException:
             process.close()
             raise

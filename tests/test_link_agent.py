@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remoteops import archive, remote
+from remoteops.agent import quickjson
 from remoteops.agent.protocol import READS
 from remoteops.errors import (
     AgentCrashed,
@@ -340,6 +341,52 @@ def test_a_request_by_hand_needs_no_watching(tmp_path):
         assert json.loads(done.stdout)["event"] == "result"
     broken = subprocess.run([sys.executable, "-I", str(path), "hello"], input=b"{nonsense", capture_output=True)
     assert json.loads(broken.stdout)["kind"] == "UsageError" and broken.returncode == 1
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(json_values)
+def test_the_quick_json_writes_and_reads_what_json_does(value):
+    written = quickjson.dumps(value)
+    assert written == json.dumps(value, separators=(",", ":")) and quickjson.loads(written) == value == json.loads(
+        written
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(st.sampled_from('{}[]",:0123.-eEtrufalsn \\\n'), max_size=12))
+def test_the_quick_json_refuses_what_json_refuses(text):
+    try:
+        value = json.loads(text)
+    except ValueError:
+        with pytest.raises(ValueError):
+            quickjson.loads(text)
+    else:
+        assert quickjson.loads(text) == value
+
+
+def test_every_python_takes_the_quick_way_or_the_safe_one():
+    script = "from remoteops.agent import quickjson as q; assert q.loads(q.dumps({'a': [1, '€']})) == {'a': [1, '€']}; print(q._dumps.__qualname__)"
+    new_enough = [
+        python
+        for python in PYTHONS
+        if not subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 9))"]).returncode
+    ]
+    for python in [Path(sys.executable), *new_enough]:
+        done = subprocess.run(
+            [python, "-S", "-c", script], cwd=Path(archive.__file__).parents[1], capture_output=True, text=True
+        )
+        assert done.returncode == 0 and "dumps" in done.stdout, done.stderr
+        for bad in ("{x", "", "[1,]", "nul"):
+            refused = subprocess.run([python, "-S", "-c", f"from remoteops.agent import quickjson as q; q.loads({bad!r})"],
+                                     cwd=Path(archive.__file__).parents[1], capture_output=True, text=True)  # fmt: skip
+            assert "JSONDecodeError" in refused.stderr
 
 
 def test_the_table_of_repeatable_verbs_holds_no_verb_that_changes_the_host():

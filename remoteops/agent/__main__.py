@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import _signal
+import _thread
 import os
 import select
-import signal
 import sys
-import threading
 import time
 
+from remoteops.agent import quickjson
 from remoteops.agent.protocol import ERROR, PROTOCOL, READS, RESULT, AgentError, Emitter
 
 TYPE_CHECKING = False
@@ -66,7 +66,7 @@ def main(argv: List[str]) -> int:
     os.dup2(null, 0)
     os.close(null)
     emit = Emitter(events)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     verb = argv[0] if argv else ""
     try:
         request = read_request(line)
@@ -75,7 +75,7 @@ def main(argv: List[str]) -> int:
             raise AgentError("UsageError", "this agent speaks protocol %d" % PROTOCOL)
         handler = load(verb)
         if watch:
-            threading.Thread(target=_watch, args=(line, float(watch), emit, verb in READS), daemon=True).start()
+            _thread.start_new_thread(_watch, (line, float(watch), emit, verb in READS, _thread.get_ident()))
         emit(RESULT, data=handler(request, emit))
         return 0
     except AgentError as error:
@@ -106,7 +106,7 @@ def read_request(fd: int) -> Dict[str, Any]:
             return {}
         if not chunk or b"\n" in chunk:
             try:
-                request = json.loads(text)
+                request = quickjson.loads(text.decode("utf-8"))
             except ValueError as error:
                 if chunk:
                     continue
@@ -116,7 +116,7 @@ def read_request(fd: int) -> Dict[str, Any]:
             return request
 
 
-def _watch(fd: int, patience: float, emit: Emitter, interrupt: bool) -> None:
+def _watch(fd: int, patience: float, emit: Emitter, interrupt: bool, main_thread: int) -> None:
     """Waits for the operator to go (see protocol.py)."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
@@ -129,7 +129,7 @@ def _watch(fd: int, patience: float, emit: Emitter, interrupt: bool) -> None:
     emit.gone.set()
     if not interrupt:
         return
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    _signal.pthread_kill(main_thread, _signal.SIGINT)
     time.sleep(0.8)
     os._exit(130)
 

@@ -20,10 +20,11 @@ Without ``watch`` (a request piped in by hand) nothing is watched and the verb s
 
 from __future__ import annotations
 
-import json
+import _thread
 import sys
-import threading
 import time
+
+from remoteops.agent import quickjson
 
 # Every verb pays for what is imported here: typing alone costs half of an interpreter's start.
 TYPE_CHECKING = False
@@ -79,6 +80,29 @@ class AgentError(Exception):
         return {"kind": self.kind, "message": self.message, "tried": self.tried, "hint": self.hint, "data": self.data}
 
 
+class Gone:
+    """A threading.Event in small: set once."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        if not self._set:
+            self._set = True
+            self._lock.release()
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def wait(self, timeout: Optional[float] = None) -> bool:
+        """Whether it is set, at the latest after ``timeout`` seconds."""
+        if self._lock.acquire(True, -1 if timeout is None else timeout):
+            self._lock.release()
+        return self._set
+
+
 class Emitter:
     """Writes events as JSON lines; one write a line, safe from several threads.
 
@@ -87,8 +111,8 @@ class Emitter:
 
     def __init__(self, stream: Optional[BinaryIO] = None) -> None:
         self._stream = stream if stream is not None else sys.stdout.buffer
-        self._lock = threading.Lock()
-        self.gone = threading.Event()
+        self._lock = _thread.allocate_lock()
+        self.gone = Gone()
 
     def __call__(self, event: str, **fields: Any) -> None:
         line = encode({"event": event, "t": round(time.time(), 6), **fields})
@@ -104,12 +128,12 @@ class Emitter:
 
 def encode(record: Dict[str, Any]) -> bytes:
     """One JSON line; text that is no valid UTF-8 (surrogates from file names) travels as escapes."""
-    return json.dumps(record, ensure_ascii=True, separators=(",", ":"), default=str).encode("ascii") + b"\n"
+    return quickjson.dumps(record).encode("ascii") + b"\n"
 
 
 def decode(line: bytes) -> Dict[str, Any]:
     """The record of one line. Raises ValueError when it is no JSON object."""
-    record = json.loads(line)
+    record = quickjson.loads(line.decode("utf-8"))
     if not isinstance(record, dict):
         raise ValueError("a record of the agent must be a JSON object")
     return record
