@@ -141,18 +141,18 @@ def apply(
 
 
 def _restore(asked: Agent, host: Host, planned: Planned) -> None:
-    asked.call("patch.revert", _request(host, package=host.workload.consumer, root=planned.root, force=True))
+    asked.call("patch.revert", _request(host, package=host.workload.consumer, root=planned.root, force=True, undo=True))
 
 
 def _prove(asked: Agent, host: Host, planned: Planned, tell: OnEvent, *, imports: bool) -> dict[str, Any]:
     """Audit what is installed now and import it. Raises PatchError naming what is still broken."""
     tell({"event": "phase", "phase": "audit"})
     again = asked.call("audit", _audit_request(host, None))
+    shown = (planned.plan.previews or (planned.plan.document,))[-1]
+    expected = {planning.identity(f) for f in shown["findings"]}
     claimed = {name for fix in planned.plan.fixes for name in fix.findings}
-    expected = {planning.identity(r.finding) for r in planned.plan.remaining}
-    before = {planning.identity(f) for f in planned.plan.document["findings"]} - claimed
     broken = [f for f in again["findings"] if planning.breaks(f)]
-    left = [f for f in broken if planning.identity(f) not in before | expected]
+    left = [f for f in broken if planning.identity(f) in claimed or planning.identity(f) not in expected]
     if left:
         told = "; ".join(f"{f['file']}:{f['line']} {f['kind']} {f['symbol']} ({f['detail']})" for f in left[:3])
         raise PatchError(

@@ -181,7 +181,26 @@ def converge(
             plan = plan_from({**preview, "findings": fresh}, sources, only, base=plan)
         if plan.files == files:
             break
-    return plan
+    return _honest(plan)
+
+
+def _honest(plan: Plan) -> Plan:
+    """A fix whose finding is there all the same in the last preview has not resolved it: that is told beforehand."""
+    if not plan.previews:
+        return plan
+    there = {identity(f): f for f in plan.previews[-1]["findings"]}
+    failed = [fix for fix in plan.fixes if any(name in there and breaks(there[name]) for name in fix.findings)]
+    told = [
+        Remaining(there[name], f"{fix.id} was tried, and the finding is there all the same")
+        for fix in failed
+        for name in fix.findings
+        if name in there
+    ]
+    kept = tuple(
+        dataclasses.replace(fix, findings=tuple(n for n in fix.findings if n not in there)) if fix in failed else fix
+        for fix in plan.fixes
+    )
+    return dataclasses.replace(plan, fixes=kept, remaining=(*plan.remaining, *told))
 
 
 def plan_from(

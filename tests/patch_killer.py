@@ -70,7 +70,8 @@ def build(folder: Path) -> None:
 
 
 def request(folder: Path, wanted: dict[str, bytes] | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = {"state_dir": str(folder / "state"), "root": str(folder / "site"), "package": "pkg"}
+    # force: not to look for jobs in /proc each time
+    found: dict[str, Any] = {"state_dir": str(folder / "state"), "root": str(folder / "site"), "package": "pkg", "force": True}
     if wanted is not None:
         found["files"] = [
             {
@@ -109,6 +110,8 @@ def instrument(at: int, late: bool) -> list[int]:
 
     def wrap(function: Any) -> Any:
         def called(*args: Any, **kwargs: Any) -> Any:
+            if args and str(args[0]).startswith("/proc"):
+                return function(*args, **kwargs)  # looking for jobs changes nothing, and there are always others
             count[0] += 1
             here = count[0] == at
             if here and not late:

@@ -249,7 +249,7 @@ def refused(error: OSError, operation: str) -> AgentError:
         errno.ENOSPC: "free some space, then ask again",
         errno.EDQUOT: "your quota is used up: free some space",
         errno.EROFS: "the file system is mounted read-only",
-        errno.EACCES: "the user may not write there: name another user or sudo_user in inventory.yaml, or take your own venv",
+        errno.EACCES: "the user may not write there: name its owner as user or sudo_user in inventory.yaml",
     }
     hints[errno.EPERM] = hints[errno.EACCES]
     return AgentError(

@@ -9,7 +9,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from remoteops.agent import distinfo
-from remoteops.agent.journal import MISSING, Change, hash_of, sha256
+from remoteops.agent.journal import MISSING, Change, Store, hash_of, sha256
 from remoteops.agent.patchstate import (
     CLEAN,
     EDITED,
@@ -85,6 +85,7 @@ def apply(request: Request, emit: Emit) -> Dict[str, Any]:
         known: Dict[str, Dict[str, Any]] = dict(old.get("files", {}))
         if known and describe(store, old)["state"] in (REINSTALLED, ORPHANED):
             known = {}  # what is there now is not what we patched: the old patch is history
+        in_force = bool(known)
         changes: List[Change] = []
         files: Dict[str, Dict[str, Any]] = {}
         contents: List[bytes] = []
@@ -144,9 +145,10 @@ def apply(request: Request, emit: Emit) -> Dict[str, Any]:
             "applied_at": time.time(),
             "by": who(request),
             "meta": request.get("meta") or {},
+            "previous": {key: value for key, value in old.items() if key != "previous"} if in_force else None,
         }
         store.commit(changes, state, "apply")
-        store.prune([digest for record in files.values() for digest in (record["before"], record["after"])])
+        store.prune(_digests(state))
         return {
             "state": PATCHED if files else CLEAN,
             "changed": [c.path for c in changes if c.path not in restored],
@@ -196,13 +198,17 @@ def _undo(root: str, known: Dict[str, Dict[str, Any]], changes: List[Change], re
 def revert(request: Request, emit: Emit) -> Dict[str, Any]:
     """Bring back the original bytes of what the request means: ``package`` and ``root``, or all patches of ``venv``.
 
-    After a reinstall or an upgrade there is nothing to bring back: the state is forgotten ("forgotten").
+    After a reinstall or an upgrade there is nothing to bring back: the state is forgotten ("forgotten"). ``undo`` takes
+    back the last apply alone: what was in force before it is in force again.
     """
     results = []
     for store in stores(request):
         with told("revert"), store.locked(who(request)):
             store.recover()
             state = store.state()
+            if request.get("undo") and state.get("previous"):
+                results.append(_step_back(store, state))
+                continue
             if not state.get("files"):
                 continue
             root, package = state["root"], state["package"]
@@ -237,6 +243,31 @@ def revert(request: Request, emit: Emit) -> Dict[str, Any]:
                 }
             )
     return {"reverted": results}
+
+
+def _step_back(store: Store, state: Dict[str, Any]) -> Dict[str, Any]:
+    """From a patch to the one before it."""
+    root, previous = state["root"], state["previous"]
+    changes = []
+    for relative in sorted({*state["files"], *previous["files"]}):
+        now, then = state["files"].get(relative), previous["files"].get(relative)
+        path = os.path.join(root, relative)
+        current = hash_of(path)
+        if current not in [record[key] for record in (now, then) if record for key in ("before", "after")]:
+            raise _edited(path, "go back to the patch before")
+        wanted = then["after"] if then else (now or {})["before"]
+        if current != wanted:
+            changes.append(Change(path, current, wanted, None if then else (now or {}).get("mtime_ns")))
+    store.commit(changes, previous, "undo")
+    store.prune(_digests(previous))
+    changed = [change.path for change in changes]
+    return {"root": root, "package": state["package"], "outcome": "undone", "was": PATCHED, "changed": changed}
+
+
+def _digests(state: Dict[str, Any]) -> List[str]:
+    """The blobs that a state needs."""
+    records = [*state["files"].values(), *((state.get("previous") or {}).get("files") or {}).values()]
+    return [record[key] for record in records for key in ("before", "after")]
 
 
 def status(request: Request, emit: Emit) -> Dict[str, Any]:

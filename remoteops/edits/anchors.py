@@ -76,12 +76,18 @@ def one(source: Source, args: Args, candidates: Iterable[Node], what: str) -> No
 
 
 def call(source: Source, args: Args) -> cst.Call:
-    """The call that ``args["call"]`` names: a callee's last name or a dotted tail of it (``Scheduler``,
-    ``core.Scheduler``).
+    """The call that ``args["call"]`` names: a callee's last name or a dotted tail of it (``core.Scheduler``).
+
+    Where nothing in the scope has that name (``from x import Scheduler as S``), the call that lies exactly where the
+    anchor says.
     """
     name = args["call"]
     inside = within(source, args)
-    found = [node for node in source.nodes() if isinstance(node, cst.Call) and inside(node) and _is_callee(node, name)]
+    calls = [node for node in source.nodes() if isinstance(node, cst.Call) and inside(node)]
+    found = [node for node in calls if _is_callee(node, name)]
+    if not found and args.get("line") and args.get("column") is not None:
+        offset = source.offset(args["line"], args["column"])
+        found = [node for node in calls if source.place(node).start == offset]
     return one(source, args, found, f"call of {name}()")
 
 
