@@ -313,7 +313,7 @@ def comparing(
     from remoteops.console import html as pages
 
     document = matrix.matrix(
-        consumers, providers, on_event=lambda event: session.console.note(str(event.get("text") or event)), **options
+        consumers, providers, on_event=lambda event: session.console.note(matrix.describe(event)), **options
     )
     if html:
         session.console.note(f"wrote {pages.write(Path(html), document)}")

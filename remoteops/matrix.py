@@ -82,6 +82,14 @@ def matrix(
     }
 
 
+def describe(event: dict[str, Any]) -> str:
+    """An event in words, for a person who waits."""
+    if event["event"] == "source":
+        return f"{event['spec']}: {event.get('error') or 'from ' + Path(event['origin']).name}"
+    breaks = "not audited" if event["breaks"] is None else f"{event['breaks']} breaks"
+    return f"[{event['done']}/{event['total']}] {event['consumer']} on {event['provider']}: {breaks}"
+
+
 def summarise(document: dict[str, Any], consumer: str, provider: str) -> dict[str, Any]:
     """A row: counts, and for each finding only what a table or a list of them needs."""
     broken = probe.breaks(document)
