@@ -37,7 +37,7 @@ def within(source: Source, args: Args) -> Callable[[cst.CSTNode], bool]:
     if scope is None:
         return lambda node: True
     wanted = scope.replace("<locals>.", "").replace("<module>", "")
-    return lambda node: source.scopes[node] == wanted or (bool(wanted) and source.scopes[node].startswith(wanted + "."))
+    return lambda node: source.scope(node) == wanted or (bool(wanted) and source.scope(node).startswith(wanted + "."))
 
 
 def narrowed(source: Source, args: Args, candidates: Sequence[Node]) -> Sequence[Node]:
@@ -83,7 +83,7 @@ def call(source: Source, args: Args) -> cst.Call:
     """
     name = args["call"]
     inside = within(source, args)
-    calls = [node for node in source.nodes() if isinstance(node, cst.Call) and inside(node)]
+    calls = [node for node in source.of(cst.Call) if inside(node)]
     found = [node for node in calls if _is_callee(node, name)]
     if not found and args.get("line") and args.get("column") is not None:
         offset = source.offset(args["line"], args["column"])
@@ -129,8 +129,8 @@ def statements(source: Source, args: Args, pattern: str) -> list[tuple[cst.CSTNo
     wanted = patterns.statement(pattern)
     inside = within(source, args)
     found: list[tuple[cst.CSTNode, dict[str, cst.CSTNode]]] = []
-    for node in source.nodes():
-        if type(node) is not type(wanted) or not inside(node):
+    for node in source.of(type(wanted)):
+        if not inside(node):
             continue
         bound = patterns.match(wanted, node, {})
         if bound is not None:

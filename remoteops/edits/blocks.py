@@ -52,11 +52,7 @@ def replace_function(source: Source, args: Args) -> list[Splice]:
     """
     name = args["function"]
     scope, _, short = name.rpartition(".")
-    found = [
-        node
-        for node in source.nodes()
-        if isinstance(node, cst.FunctionDef) and node.name.value == short and source.scopes[node] == scope
-    ]
+    found = [node for node in source.of(cst.FunctionDef) if node.name.value == short and source.scope(node) == scope]
     node = anchors.one(source, args, found, f"function {name}")
     wanted = patterns.statement(args["code"])
     if not isinstance(wanted, cst.FunctionDef) or wanted.name.value != short:
@@ -103,11 +99,7 @@ def insert_method(source: Source, args: Args) -> list[Splice]:
     """``class`` (qualified name), ``code`` (one definition): add the method at the end of the class."""
     name = args["class"]
     scope, _, short = name.rpartition(".")
-    found = [
-        node
-        for node in source.nodes()
-        if isinstance(node, cst.ClassDef) and node.name.value == short and source.scopes[node] == scope
-    ]
+    found = [node for node in source.of(cst.ClassDef) if node.name.value == short and source.scope(node) == scope]
     node = anchors.one(source, {}, found, f"class {name}")
     wanted = patterns.statement(args["code"])
     if not isinstance(wanted, cst.FunctionDef):
@@ -178,8 +170,8 @@ def _runs(source: Source, args: Args) -> list[list[cst.CSTNode]]:
     wanted = _parsed(args["code"])
     inside = anchors.within(source, args)
     found = []
-    for node in source.nodes():
-        if not wanted or type(node) is not type(wanted[0]) or not inside(node):
+    for node in source.of(type(wanted[0])) if wanted else ():
+        if not inside(node):
             continue
         body = _siblings(source, node)
         run = body[body.index(node) :][: len(wanted)]

@@ -127,11 +127,10 @@ class Draft:
     def _extent(self, splice: Splice) -> Span:
         """The statement around a splice, with its lines; what another edit may have looked at."""
         start, end = splice.start, splice.end
-        for node in self._source.nodes():
-            if isinstance(node, cst.SimpleStatementLine):
-                place = self._source.place(node)
-                if place.start <= splice.end and splice.start <= place.end:
-                    start, end = min(start, place.start), max(end, place.end)
+        for node in self._source.of(cst.SimpleStatementLine):
+            place = self._source.place(node)
+            if place.start <= splice.end and splice.start <= place.end:
+                start, end = min(start, place.start), max(end, place.end)
         return self._source.line_start(start), self._source.line_end(end)
 
     def _flush(self) -> None:
@@ -148,7 +147,7 @@ class Draft:
             written[number].append((splice.start, splice.start + len(new)))
             moves.append((splice.start, splice.end, grown))
         try:
-            source = Source(text.decode("utf-8"), self.name)
+            source = Source(text.decode("utf-8"), self.name, checked=True)
         except PatchError as error:
             raise PatchError(
                 f"an edit would leave a file that does not parse: {error.message}",

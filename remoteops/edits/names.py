@@ -20,11 +20,8 @@ def rename_attribute(source: Source, args: Args) -> list[Splice]:
     def named(name: str) -> list[cst.Attribute]:
         return [
             node
-            for node in source.nodes()
-            if isinstance(node, cst.Attribute)
-            and node.attr.value == name
-            and inside(node)
-            and (receiver is None or anchors.dotted(node.value) == receiver)
+            for node in source.of(cst.Attribute)
+            if node.attr.value == name and inside(node) and (receiver is None or anchors.dotted(node.value) == receiver)
         ]
 
     found, there = named(old), named(new)
@@ -93,7 +90,7 @@ def rename_import(source: Source, args: Args) -> list[Splice]:
     found: dict[cst.ImportAlias, cst.ImportFrom] = {}
     there = False
     whole: list[cst.ImportAlias] = []
-    for node in source.nodes():
+    for node in (*source.of(cst.ImportFrom), *source.of(cst.Import)):
         if not inside(node):
             continue
         if isinstance(node, cst.ImportFrom) and not node.relative and not isinstance(node.names, cst.ImportStar):
@@ -165,7 +162,7 @@ def _rename_module(source: Source, args: Args, alias: cst.ImportAlias) -> list[S
     if alias.asname is None:
         splices += [
             Splice(*source.place(node), args["to"])
-            for node in source.nodes()
-            if isinstance(node, cst.Attribute) and anchors.dotted(node) == args["name"] and node is not alias.name
+            for node in source.of(cst.Attribute)
+            if anchors.dotted(node) == args["name"] and node is not alias.name
         ]
     return splices

@@ -6,20 +6,34 @@ list of splices in those offsets, so whatever lies outside a splice cannot chang
 
 from __future__ import annotations
 
+import bisect
 import codecs
 import io
+import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from functools import cache, cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import libcst as cst
-from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, ParentNodeProvider
+from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
 from remoteops.errors import AnchorNotFound, PatchError
 
 __all__ = ["Place", "Source", "Splice", "decode", "encode"]
+
+
+Node = TypeVar("Node", bound=cst.CSTNode)
+_NO_ANCHORS = re.compile(
+    r"whitespace|lines|header|footer|^[lr](par|bracket|brace)$|^(comma|semicolon|equal|colon|dot)$"
+)
+
+
+@cache
+def _fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
+    """The fields of a node type below which anchors may be."""
+    return tuple(name for name in kind.__dataclass_fields__ if not _NO_ANCHORS.search(name))
 
 
 class Splice(NamedTuple):
@@ -86,7 +100,8 @@ class Source:
     through the parser (then nothing can be promised about what an edit leaves alone).
     """
 
-    def __init__(self, text: str, name: str = "<text>") -> None:
+    def __init__(self, text: str, name: str = "<text>", *, checked: bool = False) -> None:
+        """``checked``: the text comes from one that survived the round trip, which costs as much as parsing."""
         self.name = name
         self.text = text
         self.data = text.encode("utf-8")
@@ -98,23 +113,14 @@ class Source:
                 tried="parse the file",
                 hint="repair it or reinstall the package",
             ) from error
-        if self.module.code != text:
+        if not checked and self.module.code != text:
             raise PatchError(
                 f"{name}: the parser does not give the same text back", tried="parse the file", hint="edit it by hand"
             )
 
     @cached_property
-    def _wrapper(self) -> MetadataWrapper:
-        return MetadataWrapper(self.module, unsafe_skip_copy=True)
-
-    @cached_property
-    def _spans(self) -> dict[cst.CSTNode, Place]:
-        spans = self._wrapper.resolve(ByteSpanPositionProvider)
-        return {node: Place(span.start, span.start + span.length) for node, span in spans.items()}
-
-    @cached_property
-    def _parents(self) -> dict[cst.CSTNode, cst.CSTNode]:
-        return dict(self._wrapper.resolve(ParentNodeProvider))
+    def _spans(self) -> Mapping[cst.CSTNode, Any]:
+        return MetadataWrapper(self.module, unsafe_skip_copy=True).resolve(ByteSpanPositionProvider)
 
     @cached_property
     def _line_starts(self) -> list[int]:
@@ -129,31 +135,54 @@ class Source:
         return self.module.default_newline
 
     @cached_property
-    def scopes(self) -> dict[cst.CSTNode, str]:
-        """Every node -> qualified name of the function or class around it ("" at module level)."""
-        found: dict[cst.CSTNode, str] = {}
+    def _tree(self) -> dict[cst.CSTNode, tuple[str, cst.CSTNode | None]]:
+        """Every node that can be an anchor -> (scope, parent)."""
+        found: dict[cst.CSTNode, tuple[str, cst.CSTNode | None]] = {}
 
-        def walk(node: cst.CSTNode, scope: str) -> None:
-            found[node] = scope
+        def walk(node: cst.CSTNode, scope: str, parent: cst.CSTNode | None) -> None:
+            found[node] = (scope, parent)
             inner = scope
             if isinstance(node, cst.FunctionDef | cst.ClassDef):
                 inner = f"{scope}.{node.name.value}" if scope else node.name.value
-            for child in node.children:
+            for name in _fields(type(node)):
+                value = getattr(node, name)
                 # decorators, defaults, bases and annotations belong to the outer scope
-                walk(child, inner if child is getattr(node, "body", None) else scope)
+                around = inner if name == "body" else scope
+                if isinstance(value, cst.CSTNode):
+                    walk(value, around, node)
+                elif isinstance(value, list | tuple):
+                    for child in value:
+                        if isinstance(child, cst.CSTNode):
+                            walk(child, around, node)
 
-        walk(self.module, "")
+        walk(self.module, "", None)
         return found
 
-    def nodes(self) -> Iterator[cst.CSTNode]:
-        """Every node that has a place, in the order of the text."""
-        return iter(self.scopes)
+    @cached_property
+    def _kinds(self) -> dict[type[cst.CSTNode], list[cst.CSTNode]]:
+        found: dict[type[cst.CSTNode], list[cst.CSTNode]] = {}
+        for node in self._tree:
+            found.setdefault(type(node), []).append(node)
+        return found
+
+    def nodes(self) -> Iterable[cst.CSTNode]:
+        """Every node that can be an anchor (white space, comments and punctuation cannot)."""
+        return self._tree
+
+    def of(self, kind: type[Node]) -> list[Node]:
+        """Those of exactly one type."""
+        return self._kinds.get(kind, [])  # type: ignore[return-value]
+
+    def scope(self, node: cst.CSTNode) -> str:
+        """Qualified name of the function or class around a node ("" at module level)."""
+        return self._tree[node][0]
 
     def place(self, node: cst.CSTNode) -> Place:
-        return self._spans[node]
+        span = self._spans[node]
+        return Place(span.start, span.start + span.length)
 
     def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
-        return self._parents.get(node)
+        return self._tree[node][1]
 
     def code(self, node: cst.CSTNode) -> str:
         return self.module.code_for_node(node)
@@ -169,14 +198,8 @@ class Source:
 
     def position(self, offset: int) -> tuple[int, int]:
         """1-based line and 0-based column of an offset."""
-        low, high = 0, len(self._line_starts) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._line_starts[middle] <= offset:
-                low = middle
-            else:
-                high = middle - 1
-        return low + 1, offset - self._line_starts[low]
+        line = bisect.bisect_right(self._line_starts, offset)
+        return line, offset - self._line_starts[line - 1]
 
     def line_start(self, offset: int) -> int:
         return self._line_starts[self.position(offset)[0] - 1]
