@@ -24,7 +24,10 @@ def probing(session: Session, *, html: str, baseline: str, **options: Any) -> in
 
     def view(console: Any, document: Any) -> int:
         if html:
-            console.note(f"wrote {pages.write(Path(html), document)}")
+            place = Path(html)
+            if len(session.hosts) > 1:
+                place = place.with_stem(f"{place.stem}-{document['host']}")
+            console.note(f"wrote {pages.write(place, document)}")
         if console.json:
             console.document(document)
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from typing import Any, Dict, Iterable, List, Optional, Set
 
+from remoteops.agent.audit import shell
 from remoteops.agent.audit.shapes import Found, Provider
 
 Facts = Dict[str, Any]
@@ -105,6 +106,7 @@ def complete(document: Dict[str, Any], package: str, path: str, version: str = "
     covered |= {(finding["file"], finding["line"], finding["detail"]) for finding in document["findings"]}
     risks = compare(carried["symbols"], was, carried["calls"], covered)
     for finding in risks:
+        finding["check"] = shell.one_line(finding, str(document["provider"].get("path") or "."))
         finding["was"] = finding["was"] and "%s (%s)" % (finding["was"], label)
     document["findings"] += risks
     document["baseline"] = {"package": package, "version": version or None, "path": path}

@@ -11,7 +11,7 @@ import ast
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from remoteops.agent.audit import patterns
+from remoteops.agent.audit import patterns, shell
 from remoteops.agent.audit.shapes import Provider
 from remoteops.agent.audit.usage import Consumer, Use
 
@@ -227,21 +227,21 @@ class _Judge:
             use = next(one for one in chosen.values() if one is not None)
         source = outcome.get("now_from")
         place = self.provider.definition(self._name(source, chosen)) if source else None
-        return self.consumer.finding(
-            use,
-            rule=outcome["id"],
-            kind=outcome.get("kind", "behaviour"),
-            confidence=outcome.get("confidence", "contract"),
-            symbol=self._name(outcome["symbol"], chosen),
-            detail=outcome["detail"],
-            when=outcome["when"],
-            error=outcome["error"],
-            was=outcome.get("was") or None,
-            now=outcome.get("now") or (place.text.strip().splitlines()[0] if place else None),
-            now_at="%s:%d" % (place.path, place.line) if place else None,
-            fix=outcome.get("fix"),
-            contract=outcome["id"],
-        )
+        fields = {
+            "rule": outcome["id"],
+            "kind": outcome.get("kind", "behaviour"),
+            "confidence": outcome.get("confidence", "contract"),
+            "symbol": self._name(outcome["symbol"], chosen),
+            "detail": outcome["detail"],
+            "when": outcome["when"],
+            "error": outcome["error"],
+            "was": outcome.get("was") or None,
+            "now": outcome.get("now") or (place.text.strip().splitlines()[0] if place else None),
+            "now_at": "%s:%d" % (place.path, place.line) if place else None,
+            "fix": outcome.get("fix"),
+            "contract": outcome["id"],
+        }
+        return self.consumer.finding(use, **fields, check=shell.one_line(fields, self.provider.tree.path))
 
     def _open(self, use: Use, reason: str) -> Dict[str, Any]:
         return {
