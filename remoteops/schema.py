@@ -45,7 +45,7 @@ class Timeouts(Record):
     banner: Seconds = Field(15.0, description="the server's first line")
     auth: Seconds = Field(20.0, description="authentication")
     channel: Seconds = Field(10.0, description="opening a channel")
-    silence: Seconds = Field(15.0, description="how long the host may leave a heartbeat unanswered")
+    silence: Seconds = Field(12.0, description="how long the host may leave a heartbeat unanswered")
 
 
 class LabSpec(Record):
