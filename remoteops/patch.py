@@ -168,7 +168,7 @@ def _prove(asked: Agent, host: Host, planned: Planned, tell: OnEvent, *, imports
     modules = [file.file[:-3].replace("/", ".").removesuffix(".__init__") for file in planned.plan.files]
     if imports and modules:
         tell({"event": "phase", "phase": "import"})
-        found = asked.call("patch.prove", _request(host, modules=modules))
+        found = asked.call("patch.prove", _request(host, modules=modules, root=planned.root))
         if not found["ok"]:
             raise PatchError(
                 "the patched modules do not import, so the patch was taken back: " + (found["error"] or ["?"])[-1],

@@ -71,7 +71,8 @@ def build(folder: Path) -> None:
 
 def request(folder: Path, wanted: dict[str, bytes] | None = None) -> dict[str, Any]:
     # force: not to look for jobs in /proc each time
-    found: dict[str, Any] = {"state_dir": str(folder / "state"), "root": str(folder / "site"), "package": "pkg", "force": True}
+    found: dict[str, Any] = {"state_dir": str(folder / "state"), "root": str(folder / "site"), "package": "pkg"}
+    found["force"] = True
     if wanted is not None:
         found["files"] = [
             {
