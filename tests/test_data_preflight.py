@@ -73,7 +73,13 @@ def test_a_host_in_order_passes_and_says_what_was_seen(place: Place) -> None:
     assert found["ok"], [check for check in found["checks"] if check["ok"] is False]
     assert found["layers"] == [2, 4, 5, 8]
     assert found["shape"]["num_layers"] == 8
-    assert found["capabilities"] == {"connector": True, "last_layer": True, "tensor_parallel": True, "generator": True, "architecture": True}
+    assert found["capabilities"] == {
+        "connector": True,
+        "last_layer": True,
+        "tensor_parallel": True,
+        "generator": True,
+        "architecture": True,
+    }
     assert found["versions"]["vllm"] == "1.0"
 
 
@@ -87,11 +93,18 @@ def test_a_host_in_order_passes_and_says_what_was_seen(place: Place) -> None:
         ("dataset", {"dataset": "/nowhere.jsonl"}, "DatasetError", "no dataset"),
         ("layers", {"layers": [2, 9]}, "UsageError", "outside 0..8"),
         ("length", {"max_length": 512}, "PreflightFailed", "max_length 512; the model takes 512"),
-        ("length", {"max_length": 64, "engine_args": {"max_model_len": 64}}, "PreflightFailed", "engine_args.max_model_len takes 64"),
+        (
+            "length",
+            {"max_length": 64, "engine_args": {"max_model_len": 64}},
+            "PreflightFailed",
+            "engine_args.max_model_len takes 64",
+        ),
         ("disk", {"disk_reserve": 1 << 60}, "DiskTooSmall", "GiB free"),
     ],
 )
-def test_each_thing_that_would_fail_later_fails_now_with_its_own_kind(place: Place, name: str, job: dict[str, Any], kind: str, told: str) -> None:
+def test_each_thing_that_would_fail_later_fails_now_with_its_own_kind(
+    place: Place, name: str, job: dict[str, Any], kind: str, told: str
+) -> None:
     check = place.one(name, **job)
     assert check["ok"] is False
     assert check["kind"] == kind
@@ -113,10 +126,14 @@ def test_a_venv_whose_base_python_is_gone_says_so(place: Place, tmp_path: Path) 
     assert "dangling link" in place.one("interpreter", venv=str(tmp_path / "broken"))["found"]
 
 
-def test_sizes_are_found_in_a_nested_text_config_and_ids_default_to_the_models_depth(place: Place, tmp_path: Path) -> None:
+def test_sizes_are_found_in_a_nested_text_config_and_ids_default_to_the_models_depth(
+    place: Place, tmp_path: Path
+) -> None:
     model = model_folder(tmp_path / "kimi", **KIMI)
     (model / "config.json").write_text(json.dumps(KIMI))
-    (model / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}}))
+    (model / "tokenizer_config.json").write_text(
+        json.dumps({"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]}})
+    )
     found = place.ask(model=str(model), dtype="auto", max_length=2047)
     checks = {check["name"]: check for check in found["checks"]}
     assert found["layers"] == [2, 30, 58, 61]
@@ -126,7 +143,11 @@ def test_sizes_are_found_in_a_nested_text_config_and_ids_default_to_the_models_d
     assert checks["remote code"]["ok"] is False
     assert "trust_remote_code" in checks["remote code"]["hint"]
     assert checks["architecture"]["ok"] is False
-    assert [check["ok"] for check in place.ask(model=str(model), trust_remote_code=True)["checks"] if check["name"] == "remote code"] == [True]
+    assert [
+        check["ok"]
+        for check in place.ask(model=str(model), trust_remote_code=True)["checks"]
+        if check["name"] == "remote code"
+    ] == [True]
 
 
 def test_shards_that_the_index_names_must_be_there(place: Place) -> None:
@@ -187,12 +208,18 @@ def test_an_output_folder_of_another_job_is_refused_before_the_model_is_loaded(p
 def test_the_bytes_needed_are_tokens_by_layers_by_width_by_dtype(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ids_dataset(place.folder / "long.jsonl", [64] * 100)
     need = 100 * 64 * 4 * 64 * 4
-    monkeypatch.setattr(disk, "space", lambda path: {"free": need // 2, "total": 10**12, "files": 10**6, "source": "quota", "path": path})
+    monkeypatch.setattr(
+        disk,
+        "space",
+        lambda path: {"free": need // 2, "total": 10**12, "files": 10**6, "source": "quota", "path": path},
+    )
     check = place.one("disk", dataset=str(rows), disk_reserve=1)
     assert (check["ok"], check["kind"]) == (False, "DiskTooSmall")
     assert "100 rows" in check["need"]
     assert "(quota)" in check["found"]
-    monkeypatch.setattr(disk, "space", lambda path: {"free": need * 6, "total": 10**12, "files": 50, "source": "statvfs", "path": path})
+    monkeypatch.setattr(
+        disk, "space", lambda path: {"free": need * 6, "total": 10**12, "files": 50, "source": "statvfs", "path": path}
+    )
     assert place.one("disk", dataset=str(rows), disk_reserve=1)["ok"] is True
     assert place.one("inodes", dataset=str(rows), disk_reserve=1)["ok"] is False
 
@@ -211,15 +238,31 @@ class Cards:
 
     def devices(self) -> list[dict[str, Any]]:
         return [
-            {"index": 0, "name": "H200", "uuid": "GPU-a", "memory_total": 80 << 30, "memory_used": 1 << 30, "utilization": 0},
-            {"index": 1, "name": "H200", "uuid": "GPU-b", "memory_total": 80 << 30, "memory_used": 70 << 30, "utilization": 99},
+            {
+                "index": 0,
+                "name": "H200",
+                "uuid": "GPU-a",
+                "memory_total": 80 << 30,
+                "memory_used": 1 << 30,
+                "utilization": 0,
+            },
+            {
+                "index": 1,
+                "name": "H200",
+                "uuid": "GPU-b",
+                "memory_total": 80 << 30,
+                "memory_used": 70 << 30,
+                "utilization": 99,
+            },
         ]
 
     def processes(self) -> list[dict[str, Any]]:
         return [{"gpu": 1, "pid": 4711, "memory": 70 << 30}]
 
 
-def test_gpus_must_be_there_and_free_and_large_enough(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_must_be_there_and_free_and_large_enough(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpus, "Gpus", Cards)
     venv = str(stub_venv(tmp_path / "gpu", vllm="vllm"))
     assert place.one("gpus", venv=venv)["ok"] is True
@@ -234,7 +277,9 @@ def test_gpus_must_be_there_and_free_and_large_enough(place: Place, tmp_path: Pa
     assert place.one("gpu memory", venv=venv)["ok"] is False
 
 
-def test_an_accelerator_that_cannot_be_read_is_unknown_and_not_fine(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_that_cannot_be_read_is_unknown_and_not_fine(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class NoCards:
         present = False
 
@@ -287,7 +332,14 @@ ALL = Capabilities(connector=True, last_layer=True, tensor_parallel=True, genera
     ],
 )
 def test_the_engine_follows_from_what_was_found(found: Capabilities, settings: dict[str, Any], engine: str) -> None:
-    arguments = {"requested": "auto", "breaks": 0, "tensor_parallel": 1, "layers": [2, 4, 5, 8], "num_layers": 8, **settings}
+    arguments = {
+        "requested": "auto",
+        "breaks": 0,
+        "tensor_parallel": 1,
+        "layers": [2, 4, 5, 8],
+        "num_layers": 8,
+        **settings,
+    }
     chosen, why = capabilities.choose(arguments.pop("requested"), found, **arguments)
     assert chosen == engine
     assert why
@@ -303,7 +355,14 @@ def test_the_engine_follows_from_what_was_found(found: Capabilities, settings: d
     ],
 )
 def test_no_engine_is_an_error_that_says_what_to_do(found: Capabilities, settings: dict[str, Any], kind: str) -> None:
-    arguments = {"requested": "auto", "breaks": 0, "tensor_parallel": 1, "layers": [2, 4, 5, 8], "num_layers": 8, **settings}
+    arguments = {
+        "requested": "auto",
+        "breaks": 0,
+        "tensor_parallel": 1,
+        "layers": [2, 4, 5, 8],
+        "num_layers": 8,
+        **settings,
+    }
     with pytest.raises(AgentError) as caught:
         capabilities.choose(arguments.pop("requested"), found, **arguments)
     assert caught.value.kind == kind
@@ -320,7 +379,9 @@ def test_capabilities_are_read_from_the_shape_of_the_sources(tmp_path: Path) -> 
     assert capabilities.look(None, None, "LlamaForCausalLM") == Capabilities(False, None, None, False, None)
     models = site / "vllm" / "model_executor" / "models"
     (models / "wrapper.py").write_text('self.language_model = init(architectures=["OldForCausalLM"])\n')
-    (models / "registry.py").write_text((models / "registry.py").read_text() + '_MM = {"WrapForGeneration": ("wrapper", "Wrap")}\n')
+    (models / "registry.py").write_text(
+        (models / "registry.py").read_text() + '_MM = {"WrapForGeneration": ("wrapper", "Wrap")}\n'
+    )
     assert capabilities.look(vllm, speculators, "WrapForGeneration").last_layer is False
     connector = next((site / "vllm" / "distributed").rglob("example_hidden_states_connector.py"))
     connector.write_text('path + ".lock"\n')

@@ -125,7 +125,12 @@ def test_what_is_missing_empty_or_unknown_says_so(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n\n")
     (tmp_path / "x.csv").write_text("a,b")
     (tmp_path / "folder").mkdir()
-    for name, told in (("no.jsonl", "no dataset"), ("empty.jsonl", "no records"), ("x.csv", "no known kind"), ("folder", "no data files")):
+    for name, told in (
+        ("no.jsonl", "no dataset"),
+        ("empty.jsonl", "no records"),
+        ("x.csv", "no known kind"),
+        ("folder", "no data files"),
+    ):
         with pytest.raises(AgentError, match=told) as caught:
             records.open_records(str(tmp_path / name))
         assert caught.value.kind == "DatasetError"
@@ -178,7 +183,9 @@ def test_a_full_disk_pauses_and_goes_on_by_itself(tmp_path: Path, monkeypatch: p
 def test_a_paused_run_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "space", lambda path: {"free": 0})
     asked: list[int] = []
-    assert disk.Gate(str(tmp_path), reserve=1, poll=0.01).wait(1, stop=lambda: len(asked.append(1) or asked) > 2) is False
+    assert (
+        disk.Gate(str(tmp_path), reserve=1, poll=0.01).wait(1, stop=lambda: len(asked.append(1) or asked) > 2) is False
+    )
 
 
 def test_a_write_that_failed_is_waited_for_though_the_disk_looks_free(tmp_path: Path) -> None:
@@ -203,7 +210,8 @@ from remoteops.agent.extraction import dataset, records
 for name in ("d.parquet", "saved", "dict"):
     found = dataset.load({"dataset": str(folder / name), "model": "", "samples": None, "max_length": 10})
     assert [r.index for r in found.rows] == list(range(2500)), name
-    assert all(r.input_ids == [r.index, r.index + 1, r.index + 2] and r.loss_mask == [0, 1, 1] for r in found.rows), name
+    assert all(r.input_ids == [r.index, r.index + 1, r.index + 2] and r.loss_mask == [0, 1, 1] for r in found.rows),
+    name
 few = dataset.load({"dataset": str(folder / "saved"), "model": "", "samples": 7, "seed": 3, "max_length": 10})
 assert len(few.rows) == 7 and all(r.input_ids[0] == r.index for r in few.rows)
 half = dataset.load({"dataset": str(folder / "filtered"), "model": "", "samples": None, "max_length": 10})

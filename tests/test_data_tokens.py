@@ -45,12 +45,16 @@ class Template:
     def get_added_vocab(self) -> dict[str, int]:
         return {name: 1000 + number for number, name in enumerate(SPECIALS)}
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool, **options: Any) -> str:
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool, **options: Any
+    ) -> str:
         assert not tokenize
         assert self.template is not None
         return self.template(messages, add_generation_prompt)
 
-    def __call__(self, text: str, *, add_special_tokens: bool = True, return_offsets_mapping: bool = False) -> dict[str, Any]:
+    def __call__(
+        self, text: str, *, add_special_tokens: bool = True, return_offsets_mapping: bool = False
+    ) -> dict[str, Any]:
         if return_offsets_mapping and not self.is_fast:
             raise NotImplementedError("no offsets in Python tokenizers")
         ids, offsets, at = [], [], 0
@@ -104,7 +108,9 @@ def test_a_template_that_drops_reasoning_from_earlier_turns_is_masked_right(fast
 
 
 def test_a_conversation_that_begins_with_the_assistant_is_masked_from_its_text() -> None:
-    ids, mask = tokens.Renderer(Template(chatml, fast=True)).chat([{"role": "assistant", "content": "welcome"}, {"role": "user", "content": "x"}])
+    ids, mask = tokens.Renderer(Template(chatml, fast=True)).chat(
+        [{"role": "assistant", "content": "welcome"}, {"role": "user", "content": "x"}]
+    )
     assert spans(ids, mask) == [("welcome", True)]
 
 
@@ -144,7 +150,12 @@ def test_the_usual_spellings_mean_the_same() -> None:
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
     ]
-    assert tokens.normalize([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])[0]["content"] == "ab"
+    assert (
+        tokens.normalize([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])[
+            0
+        ]["content"]
+        == "ab"
+    )
 
 
 def test_conversations_without_a_chat_template_are_one_clear_error() -> None:
@@ -156,14 +167,15 @@ REAL = """
 import json, sys, pathlib, data_models
 from remoteops.agent.extraction import dataset, tokens
 folder = pathlib.Path(sys.argv[1])
-chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "grüß dich 你好"}, {"role": "assistant", "content": "<think>\\nhm\\n</think>\\neins"},
+chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "grüß dich 你好"}, {"role": "assistant",
+"content": "<think>\\nhm\\n</think>\\neins"},
         {"role": "user", "content": "weiter"}, {"role": "assistant", "content": "<think>\\nja\\n</think>\\nzwei 🙂"}]
 (folder / "d.jsonl").write_text(json.dumps({"messages": chat}) + "\\n")
 out = {}
 for kind in ("chatml", "marked", "thinking", "slow"):
     data_models.tokenizer(kind, folder / kind)
-    job = {"dataset": str(folder / "d.jsonl"), "model": str(folder / kind), "samples": None, "max_length": 500, "trust_remote_code": kind == "slow"}
-    tokenizer = tokens.load_tokenizer(job["model"], kind == "slow")
+    job = {"dataset": str(folder / "d.jsonl"), "model": str(folder / kind), "samples": None, "max_length": 500,
+    "trust_remote_code": kind == "slow"} tokenizer = tokens.load_tokenizer(job["model"], kind == "slow")
     row = dataset.load(job, tokenizer).rows[0]
     assert tokenizer.is_fast == (kind != "slow")
     runs, run = [], []
@@ -185,8 +197,7 @@ print("RESULT" + json.dumps(out))
 @pytest.mark.lab
 @pytest.mark.parametrize("profile", ["seed", "current"])
 def test_real_tokenizers_fast_marked_and_slow_agree_on_what_is_trained(tmp_path: Path, profile: str) -> None:
-    done = in_venv(REAL, str(tmp_path), profile=profile)
-    out = json.loads(done.stdout.split("RESULT")[1])
+    out = json.loads(in_venv(REAL, str(tmp_path), profile=profile).split("RESULT")[1])
     whole = ["<think>\nhm\n</think>\neins<|im_end|>", "<think>\nja\n</think>\nzwei 🙂<|im_end|>"]
     assert out["chatml"] == whole
     assert out["marked"] == whole

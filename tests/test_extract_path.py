@@ -1,4 +1,5 @@
-"""The use case from the operator's side: real agent, real run directories, real processes; only the GPU libraries are stubs."""
+"""The use case from the operator's side: real agent, real run directories, real processes; only the GPU libraries are
+stubs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ from remoteops.inventory import Host
 from remoteops.remote import open_agent
 
 CLEAN: dict[str, Any] = {"findings": [], "sites": {}}
-BREAK = {"confidence": "proved", "file": "data_generation/g.py", "line": 139, "kind": "unknown-kwarg", "symbol": "vllm.f", "detail": "x"}
+BREAK = {
+    "confidence": "proved",
+    "file": "data_generation/g.py",
+    "line": 139,
+    "kind": "unknown-kwarg",
+    "symbol": "vllm.f",
+    "detail": "x",
+}
 
 
 @pytest.fixture
@@ -80,7 +88,9 @@ def test_nothing_named_is_a_usage_error(host: Host) -> None:
         extract.extract(host, Options(samples=0))
 
 
-def test_breaks_stop_the_generator_and_name_the_command_that_mends_them(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_breaks_stop_the_generator_and_name_the_command_that_mends_them(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(probe, "probe", lambda *args, **kwargs: {"findings": [BREAK], "sites": {}})
     spoilt = broken_venv(host, connector=False)
     with pytest.raises(errors.AuditBroken, match="1 breaks") as caught:
@@ -164,7 +174,11 @@ def test_resume_takes_up_the_settings_and_the_folder_of_a_run(host: Host) -> Non
     again = extract.extract(host, Options(resume="last"), detach=True)
     assert again["run"] != first["run"]
     assert again["out"] == first["out"]
-    assert {name: again["job"][name] for name in ("samples", "layers", "seed")} == {"samples": 2, "layers": [1, 3, 6, 8], "seed": 5}
+    assert {name: again["job"][name] for name in ("samples", "layers", "seed")} == {
+        "samples": 2,
+        "layers": [1, 3, 6, 8],
+        "seed": 5,
+    }
 
 
 def test_check_alone_starts_nothing(host: Host, tmp_path: Path) -> None:
@@ -180,7 +194,13 @@ def test_the_seconds_of_the_toolkit_are_what_is_neither_engine_nor_compute() -> 
     from remoteops import outcome
 
     began = time.monotonic() - 100
-    found = outcome.seconds({"connect": 1.0, "patch": 10.0}, {"load": 50.0, "extract": 30.0, "verify": 4.0}, {}, {"seconds": {"reference": 3.0}}, began)
+    found = outcome.seconds(
+        {"connect": 1.0, "patch": 10.0},
+        {"load": 50.0, "extract": 30.0, "verify": 4.0},
+        {},
+        {"seconds": {"reference": 3.0}},
+        began,
+    )
     assert found["total"] == pytest.approx(100, abs=0.5)
     assert found["toolkit"] == pytest.approx(7, abs=0.5)
     assert found["run.verify"] == 4.0
