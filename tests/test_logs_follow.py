@@ -249,6 +249,7 @@ def test_without_following_the_asked_for_part_comes_and_that_is_all(
     assert sink.ends[0]["state"] == "running" and found.exit_code == 0
 
 
+@pytest.mark.slow
 def test_since_shows_what_was_written_after_a_moment(server: sshd.Sshd, place: Place) -> None:
     run = place.start_python("""
         import time
@@ -299,6 +300,7 @@ def test_interrupting_leaves_the_run_and_nothing_else_on_the_host(server: sshd.S
     assert processes.is_alive(run["identity"]) and place.status()["state"] == "running"
 
 
+@pytest.mark.slow
 def test_the_server_restarted_is_found_again(place: Place, tmp_path: Path) -> None:
     first = sshd.start(tmp_path / "sshd")
     run = place.start_python("""
@@ -321,6 +323,7 @@ def test_the_server_restarted_is_found_again(place: Place, tmp_path: Path) -> No
     assert sink.kinds()[:1] == ["lost"] and "back" in sink.kinds()
 
 
+@pytest.mark.slow
 def test_giving_up_after_the_patience_is_an_error_not_an_end(place: Place, tmp_path: Path) -> None:
     server = sshd.start(tmp_path / "sshd")
     place.start("sh", "-c", "echo one; sleep 60")
@@ -358,6 +361,7 @@ def test_a_launch_whose_answer_was_lost_is_not_started_twice(server: sshd.Sshd, 
     assert agent_runs.list_runs(place.request(), place._emit)["total"] == 1
 
 
+@pytest.mark.slow
 def test_a_stop_goes_on_when_the_link_is_lost_and_its_end_is_still_told(server: sshd.Sshd, place: Place) -> None:
     run = place.start_python("""
         import signal, time

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from remoteops.agent import gpus, leftovers, processes, survival, tree
+from remoteops.agent import gpus, leftovers, processes, runs, survival, tree
 from remoteops.agent.protocol import AgentError
 from tests.runs_fixtures import Place, place, until
 
@@ -166,7 +166,9 @@ def _leave_something(place: Place) -> tuple[dict[str, object], int]:
     return run, worker
 
 
-def test_a_launch_refuses_over_leftovers_names_them_and_can_be_forced(place: Place) -> None:
+def test_a_launch_refuses_over_leftovers_names_them_and_can_be_forced(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, worker = _leave_something(place)
     place.dir(run).event("outcome", state="done")
     identities = place.identities(run)
@@ -174,6 +176,7 @@ def test_a_launch_refuses_over_leftovers_names_them_and_can_be_forced(place: Pla
         os.kill(identities[name]["pid"], signal.SIGKILL)
     until(lambda: not _alive([identities[name]["pid"] for name in ("keeper", "supervisor", "child")]))
     assert place.status()["state"] == "done"
+    monkeypatch.setattr(runs, "SETTLE", 0.3)
     with pytest.raises(AgentError) as caught:
         place.start("true")
     assert caught.value.kind == "GpuBusy" and str(worker) in caught.value.message
@@ -226,6 +229,7 @@ def test_somebody_elses_process_on_the_gpu_is_named_and_never_ended(
     stranger = subprocess.Popen(["sleep", "60"])
     try:
         _fake_smi(tmp_path / "bin", f"GPU-aaaa, {stranger.pid}, 81000\n", monkeypatch)
+        monkeypatch.setattr(runs, "SETTLE", 0.3)
         with pytest.raises(AgentError) as caught:
             place.start("true")
         row = caught.value.data["leftovers"][0]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from remoteops.agent import processes, runs, tree
+from remoteops.agent import evidence, lookout, processes, runs, tree
 from remoteops.agent.protocol import AgentError
 from remoteops.agent.rundir import read_json, write_json
 from tests.runs_fixtures import Place, place, until
@@ -248,6 +248,7 @@ def test_the_disk_filling_up_hurts_neither_the_child_nor_the_truth(place: Place,
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_what_could_not_be_written_is_written_later_and_the_gap_is_named(place: Place, tmp_path: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("mounting a small disk needs root")
@@ -296,3 +297,58 @@ def test_a_log_renamed_or_deleted_under_the_writer_is_opened_anew(place: Place) 
     last = log.read_bytes()
     numbers = [int(word) for word in (log.with_name("log.1").read_bytes() + middle + last).split()]
     assert numbers[0] == 0 and numbers[-1] == 79 and numbers == sorted(set(numbers))
+
+
+def test_a_killed_worker_is_on_record_and_the_engines_word_is_the_outcome(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = place.start_python(
+        """
+        import json, os, time
+        worker = os.fork()
+        if worker == 0:
+            time.sleep(60)
+        def event(**fields):
+            with open(os.environ["REMOTEOPS_RUN_DIR"] + "/events.jsonl", "a") as stream:
+                stream.write(json.dumps(fields) + "\\n")
+        print(worker, flush=True)
+        os.waitpid(worker, 0)
+        event(event="failure", kind="EngineDead", message="EngineCore died: worker 0 is gone", hint="see the log")
+        event(event="outcome", state="failed")
+        raise SystemExit(1)
+    """,
+        expect_outcome=True,
+    )
+    worker = int(until(lambda: place.log(run).split()[:1])[0])
+    os.kill(worker, signal.SIGKILL)
+    status = place.end()
+    assert (status["state"], status["exit_code"]) == ("failed", 1) and "worker 0 is gone" in status["reason"]
+    assert status["last_error"]["hint"] == "see the log" and status["last_error"]["log_offset"] == len(place.log(run))
+
+
+def test_processes_that_vanish_are_recorded_with_proof_when_memory_ran_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, dict[str, object]]] = []
+    around = lookout.Lookout(lambda name, **fields: told.append((name, fields)), seen=[], oom={"host": 0})
+    monkeypatch.setattr(lookout, "LOOK_EVERY", dict.fromkeys(lookout.LOOK_EVERY, 0.0))
+    worker = processes.Process(4242, 1, 1, 1, 99, "S", "VLLM::Worker_3")
+    assert around.look(str(tmp_path), None, lambda: {4242: worker}) is True
+    assert around.look(str(tmp_path), None, lambda: {4242: worker}) is False
+    monkeypatch.setattr(evidence, "kernel_log", lambda: ["Out of memory: Killed process 4242 (VLLM::Worker_3)"])
+    assert around.look(str(tmp_path), None, dict) is True
+    gone = [fields for name, fields in told if name == "processes_gone"]
+    notices = [str(fields["text"]) for name, fields in told if name == "notice"]
+    assert gone[0]["pids"] == [4242] and "VLLM::Worker_3" in notices[-1] and "out of memory" in notices[-1]
+    assert around.found["disk"]["free"] > 0
+
+
+def test_out_of_memory_is_proved_by_what_the_kernel_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "[ 12.3] Memory cgroup out of memory: Killed process 77 (python3) total-vm:1kB"
+    monkeypatch.setattr(evidence, "kernel_log", lambda: [line, "Killed process 78 (other)"])
+    monkeypatch.setattr(evidence, "oom_counters", lambda pid=None: {"host": 5, "group": 2})
+    assert evidence.out_of_memory({"host": 5, "group": 1}, [77]) == [
+        "kernel log: " + line,
+        "the out-of-memory killer struck 1 time(s) in the run's control group since the start",
+    ]
+    assert evidence.out_of_memory({"host": 5, "group": 2}, [1]) == []

@@ -54,7 +54,8 @@ def find(request: Dict[str, Any], gpus: Optional[gpu_module.Gpus] = None) -> Lis
         if run is not None:
             sort = "ours" if over[run] else ""
         elif pid in held:
-            sort = "orphan" if process.ppid == 1 and _looks_like_engine(process) and _is_mine(pid) else "foreign"
+            orphan = _is_orphan(process, table) and _looks_like_engine(process) and _is_mine(pid)
+            sort = "orphan" if orphan else "foreign"
         else:
             sort = ""
         if sort:
@@ -109,6 +110,12 @@ def _is_over(run_id: str, request: Dict[str, Any]) -> bool:
 def _looks_like_engine(process: processes.Process) -> bool:
     text = (process.name + " " + processes.command(process.pid)).lower()
     return any(word in text for word in ENGINES)
+
+
+def _is_orphan(process: processes.Process, table: Dict[int, processes.Process]) -> bool:
+    """Whether its parent is gone: then init, or the user's service manager, has adopted it."""
+    parent = table.get(process.ppid)
+    return process.ppid <= 1 or parent is None or parent.name in ("systemd", "init")
 
 
 def _is_mine(pid: int) -> bool:

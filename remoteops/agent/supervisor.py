@@ -12,11 +12,11 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Dict, List, NoReturn, Optional, Set
+from typing import Any, Dict, List, NoReturn, Optional
 
 from remoteops.agent import evidence, processes, tree
-from remoteops.agent.gpus import Gpus
 from remoteops.agent.logwriter import LogWriter
+from remoteops.agent.lookout import Lookout
 from remoteops.agent.processes import Process
 from remoteops.agent.progress import Progress
 from remoteops.agent.rundir import RunDir, overwrite_json, read_json, write_json
@@ -25,12 +25,10 @@ CHUNK = 1 << 20
 PUMP_PAUSE = 0.02
 """Seconds to let output gather after a read: a child that writes line by line must not cost a wake-up each."""
 TICK = 1.0
-LOOK_EVERY = {"gpus": 5.0, "gpus by a process": 15.0, "disk": 10.0, "tree": 15.0}
 RESERVE = 1 << 17
 """Bytes kept aside so that the last words still fit when the disk is full."""
 STRAGGLERS = 3.0
 GPU_PATIENCE = 30.0
-LOW_DISK = 1 << 30
 
 
 class Supervisor:
@@ -46,9 +44,8 @@ class Supervisor:
             spec["identities"], supervisor=processes.identity(os.getpid()), cgroup=spec.get("cgroup")
         )
         before = read_json(self.run.supervisor) or {}
-        self.identities["seen"] = before.get("seen") or []
         self.oom = before.get("oom") or evidence.oom_counters(self.identities["child"]["pid"])
-        self.gpus = Gpus()
+        self.around = Lookout(self.event, seen=before.get("seen") or [], oom=dict(self.oom))
         self.baseline: List[Dict[str, Any]] = before.get("gpus") or []
         self.started = before.get("started_uptime") or processes.uptime()
         self.started_wall = before.get("started") or time.time()
@@ -58,10 +55,8 @@ class Supervisor:
         self.stopping: Optional[str] = None
         self.told_to_end = False
         self.state: Optional[str] = None
-        self.extra: Dict[str, Any] = {"gpus": [], "disk": None}
+        self.extra: Dict[str, Any] = {}
         self.unsaved: List[Dict[str, Any]] = []
-        self._looked = dict.fromkeys(LOOK_EVERY, -1e9)
-        self.ever: Set[int] = {who["pid"] for who in self.identities["seen"]}
 
     # -- the loop ---------------------------------------------------------------------------------------------------
     def serve(self) -> None:
@@ -69,8 +64,8 @@ class Supervisor:
         self._catch_signals()
         if not self.spec["restarts"]:
             self._reserve()
-            if self.gpus.present:
-                self.baseline = self.gpus.devices()
+            if self.around.gpus.present:
+                self.baseline = self.around.gpus.devices()
             self.event(
                 "started",
                 argv=self.spec["argv"],
@@ -156,60 +151,14 @@ class Supervisor:
             poll.unregister(self.control_fd)  # the keeper is gone; tick() notices when the child goes too
 
     # -- looking around ---------------------------------------------------------------------------------------------
-    def _is_due(self, name: str) -> bool:
-        now = time.monotonic()
-        if now - self._looked[name] < LOOK_EVERY[name]:
-            return False
-        self._looked[name] = now
-        return True
-
     def look(self) -> None:
         """GPUs, disk and the process tree, each at its own pace."""
-        if self.gpus.present and self._is_due("gpus" if self.gpus.cheap else "gpus by a process"):
-            devices = self.gpus.devices()
-            mine = self.spec.get("gpu_indexes")
-            self.extra["gpus"] = [device for device in devices if mine is None or device["index"] in mine]
-            self.event(
-                "gpu",
-                gpus=[
-                    {name: device[name] for name in ("index", "memory_used", "memory_total", "utilization")}
-                    for device in self.extra["gpus"]
-                ],
-            )
-        if self._is_due("disk"):
-            self._look_at_disk()
-        if self._is_due("tree"):
-            found = self.members()
-            known = {(who["pid"], who["start"]) for who in self.identities["seen"]}
-            boot = processes.boot_id()
-            new: List[Dict[str, Any]] = [
-                {"pid": process.pid, "start": process.start, "boot": boot}
-                for process in found.values()
-                if (process.pid, process.start) not in known
-            ]
-            gone = [who for who in self.identities["seen"] if who["pid"] not in found]
-            self.ever.update(who["pid"] for who in new)
-            if new or gone:
-                self.identities["seen"] = [who for who in self.identities["seen"] if who not in gone][-500:] + new
-                self._remember()
-
-    def _look_at_disk(self) -> None:
-        path = self.spec.get("out") or self.run.path
-        while not os.path.exists(path) and os.path.dirname(path) != path:
-            path = os.path.dirname(path)
-        try:
-            found = os.statvfs(path)
-        except OSError:
-            return
-        before = self.extra["disk"] or {}
-        free: int = found.f_bavail * found.f_frsize
-        self.extra["disk"] = {"path": path, "free": free, "total": found.f_blocks * found.f_frsize}
-        if free < LOW_DISK <= before.get("free", LOW_DISK):
-            self.event("notice", text="the disk is nearly full: %d MB left at %s" % (free >> 20, path))
+        if self.around.look(self.spec.get("out") or self.run.path, self.spec.get("gpu_indexes"), self.members):
+            self._remember()
 
     def members(self) -> Dict[int, Process]:
         """The run's live processes."""
-        return tree.members(self.run.id, self.identities)
+        return tree.members(self.run.id, {**self.identities, "seen": self.around.seen})
 
     # -- writing ----------------------------------------------------------------------------------------------------
     def event(self, name: str, **fields: Any) -> None:
@@ -242,6 +191,7 @@ class Supervisor:
             "pid": self.identities["child"]["pid"],
             "supervisor_pid": os.getpid(),
             **self.progress.fields(now),
+            **self.around.found,
             **self.extra,
             "log_bytes": self.writer.size,
             "problem": self.writer.problem or None,
@@ -260,6 +210,7 @@ class Supervisor:
     def _remember(self) -> None:
         record = {
             **self.identities,
+            "seen": self.around.seen,
             "oom": self.oom,
             "gpus": self.baseline,
             "started": self.started_wall,
@@ -343,7 +294,7 @@ class Supervisor:
             tree.end(self.members, first=stragglers.values(), grace=5.0, tick=self._while_ending)
         self._while_ending()
         self.extra["gpu_released"] = tree.gpus_released(
-            self.gpus, self.baseline, self._all_pids(), GPU_PATIENCE, self._while_ending
+            self.around.gpus, self.baseline, self._all_pids(), GPU_PATIENCE, self._while_ending
         )
         self._conclude()
         self.writer.flush()
@@ -354,7 +305,7 @@ class Supervisor:
         self._free_reserve()
 
     def _all_pids(self) -> List[int]:
-        return [self.identities["child"]["pid"], *self.ever]
+        return [self.identities["child"]["pid"], *self.around.ever]
 
     def _conclude(self) -> None:
         known = None if self.exit_status in (None, -1) else self.exit_status
