@@ -37,6 +37,7 @@ def compare(
     finding (column, scope, anchor).
     """
     findings: List[Dict[str, Any]] = []
+    told: Set[str] = set()
     for call in calls:
         new, old = now.get(call["symbol"]), was.get(call["symbol"])
         if not new or not old:
@@ -60,23 +61,15 @@ def compare(
                     new["at"],
                 )
             )
-        fresh = sorted(set(new["raises"]) - set(old["raises"]))
+        fresh = set(new["raises"]) - set(old["raises"]) - told
         if fresh:
-            told = "; ".join(fresh[:MAX_NAMED]) + (
-                "; and %d more" % (len(fresh) - MAX_NAMED) if len(fresh) > MAX_NAMED else ""
-            )
-            findings.append(
-                _risk(
-                    "new-raise",
-                    call,
-                    call["symbol"],
-                    "%d new raise or assert on the way: %s" % (len(fresh), told),
-                    "first-batch",
-                    None,
-                    told,
-                    new["at"],
-                )
-            )
+            told |= fresh  # a raise that several calls can meet is told at the first
+            named = sorted(fresh, key=lambda text: (text.startswith("assert"), text))
+            text = "; ".join(named[:MAX_NAMED])
+            if len(named) > MAX_NAMED:
+                text += "; and %d more" % (len(named) - MAX_NAMED)
+            detail = "%d new raise or assert on the way: %s" % (len(named), text)
+            findings.append(_risk("new-raise", call, call["symbol"], detail, "first-batch", None, text, new["at"]))
     return [finding for finding in findings if (finding["file"], finding["line"], finding["rule"]) not in covered]
 
 
