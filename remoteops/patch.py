@@ -188,9 +188,12 @@ def revert(host: Host, *, force: bool = False, agent: Agent | None = None) -> di
 
 
 def status(host: Host, *, agent: Agent | None = None) -> dict[str, Any]:
-    """clean, patched, partly patched, edited since, reinstalled since or orphaned; and each file's own state."""
+    """clean, patched, partly patched, edited since, reinstalled since or orphaned; and each file's own state.
+
+    ``foreign``: files that differ from what pip recorded and that no patch of ours accounts for.
+    """
     with _agent(host, agent) as asked:
-        return {"schema": "remoteops.patch-status/1", "host": host.name, **asked.call("patch.status", _request(host))}
+        return {"schema": "remoteops.patch-status/1", "host": host.name, **asked.call("patch.status", _request(host, package=host.workload.consumer))}
 
 
 def _audit_request(host: Host, model: str | None, **fields: Any) -> dict[str, Any]:

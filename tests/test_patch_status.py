@@ -118,3 +118,12 @@ def test_a_damaged_backup_is_told_and_nothing_is_written(site: Site) -> None:
     with pytest.raises(AgentError, match="damaged"):
         site.revert()
     assert site.files() == {**BEFORE, **AFTER} and site.left_over() == []
+
+
+def test_files_edited_by_hand_are_named_though_no_patch_of_ours_is_there(site: Site) -> None:
+    site.write("pkg/a.py", b"VALUE = 'by hand'\n")
+    told = site.status()
+    assert told["state"] == "clean" and told["foreign"] == ["pkg/a.py"]
+    site.write("pkg/a.py", BEFORE["pkg/a.py"])
+    site.apply()
+    assert site.status()["foreign"] == []

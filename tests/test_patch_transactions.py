@@ -53,7 +53,7 @@ def test_apply_then_revert_gives_the_original_bytes(site: Site) -> None:
     assert site.status()["state"] == "patched"
     (record,) = site.revert()
     assert record["outcome"] == "reverted"
-    assert site.files() == BEFORE and site.status() == {"state": "clean", "patches": []}
+    assert site.files() == BEFORE and site.status() == {"state": "clean", "patches": [], "foreign": []}
     assert site.left_over() == []
     assert sorted(p.name for p in site.state.rglob("*") if p.is_file()) == ["lock", "state.json"]
 

@@ -60,6 +60,24 @@ def identity(root: str, package: str) -> Optional[Dict[str, Any]]:
         return {"name": name, "version": version, "record": None, "inode": None, "mtime_ns": None}
 
 
+def foreign(root: str, package: str) -> List[str]:
+    """Python files of the package whose bytes are not those that RECORD names, relative to ``root``."""
+    folder = find(root, package)
+    found = []
+    for path, entry in _record(folder).items() if folder else ():
+        algorithm, _, value = entry.partition("=")
+        if algorithm != "sha256" or not path.endswith(".py") or not path.startswith(package + "/"):
+            continue
+        try:
+            with open(os.path.join(root, path), "rb") as stream:
+                digest = base64.urlsafe_b64encode(hashlib.sha256(stream.read()).digest()).rstrip(b"=").decode("ascii")
+        except OSError:
+            continue
+        if digest != value:
+            found.append(path)
+    return sorted(found)
+
+
 def recorded(root: str, package: str, relative: List[str]) -> Dict[str, Optional[str]]:
     """Relative path -> sha256 (hex) that RECORD gives for it; None where it has none."""
     folder = find(root, package)

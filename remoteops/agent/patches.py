@@ -9,6 +9,7 @@ import time
 from typing import Any, Callable, Dict, List, Optional
 
 from remoteops.agent import distinfo
+from remoteops.agent.audit import packages
 from remoteops.agent.journal import MISSING, Change, Store, hash_of, sha256
 from remoteops.agent.patchstate import (
     CLEAN,
@@ -110,7 +111,8 @@ def apply(request: Request, emit: Emit) -> Dict[str, Any]:
                 )
             if mine and current not in (mine["after"], mine["before"]):
                 if not request.get("force"):
-                    raise _edited(path, "patch it again")
+                    hint = "--force patches it with your edit; --revert then gives the original"
+                    raise _edited(path, "patch it again", hint)
                 original = mine["before"]
             if original == after:
                 known[relative] = mine or {}
@@ -158,13 +160,8 @@ def apply(request: Request, emit: Emit) -> Dict[str, Any]:
         }
 
 
-def _edited(path: str, tried: str) -> AgentError:
-    return AgentError(
-        "FileChanged",
-        "%s was edited after it was patched" % path,
-        tried=tried,
-        hint="save your edit elsewhere, then --force: it goes on from the original bytes, and the edit is lost",
-    )
+def _edited(path: str, tried: str, hint: str) -> AgentError:
+    return AgentError("FileChanged", "%s was edited after it was patched" % path, tried=tried, hint=hint)
 
 
 def _remember(path: str, digest: str) -> Dict[str, Any]:
@@ -186,7 +183,7 @@ def _undo(root: str, known: Dict[str, Dict[str, Any]], changes: List[Change], re
         if not record or current == record["before"]:
             continue
         if current != record["after"] and not request.get("force"):
-            raise _edited(path, "bring back the original")
+            raise _edited(path, "bring back the original", "save your edit elsewhere, then --force; the edit is lost")
         link = record.get("link")
         if link is not None and hash_of(os.path.join(os.path.dirname(path), link)) != record["before"]:
             link = None
@@ -254,7 +251,7 @@ def _step_back(store: Store, state: Dict[str, Any]) -> Dict[str, Any]:
         path = os.path.join(root, relative)
         current = hash_of(path)
         if current not in [record[key] for record in (now, then) if record for key in ("before", "after")]:
-            raise _edited(path, "go back to the patch before")
+            raise _edited(path, "go back to the patch before", "fab patch --status says what is there")
         wanted = then["after"] if then else (now or {})["before"]
         if current != wanted:
             changes.append(Change(path, current, wanted, None if then else (now or {}).get("mtime_ns")))
@@ -271,8 +268,10 @@ def _digests(state: Dict[str, Any]) -> List[str]:
 
 
 def status(request: Request, emit: Emit) -> Dict[str, Any]:
-    """What is patched, told from the files themselves. ``state``: the worst of ``patches`` (clean when there is
-    none).
+    """What is patched, told from the files themselves.
+
+    ``state``: the worst of ``patches`` (clean when there is none). ``foreign``: files of ``package`` that differ from
+    RECORD and are no doing of this state folder: edited by hand, or patched by somebody else.
     """
     patches = []
     for store in stores(request):
@@ -291,4 +290,17 @@ def status(request: Request, emit: Emit) -> Dict[str, Any]:
         patches.append(dict(describe(store, state), recovered=recovered, busy=busy))
     order = (ORPHANED, EDITED, PARTLY, REINSTALLED, PATCHED)
     overall = next((name for name in order if any(p["state"] == name for p in patches)), CLEAN)
-    return {"state": overall, "patches": patches}
+    ours = {file["file"] for patch in patches for file in patch["files"]}
+    return {"state": overall, "patches": patches, "foreign": [file for file in _foreign(request) if file not in ours]}
+
+
+def _foreign(request: Request) -> List[str]:
+    if not request.get("package") or not (request.get("venv") or request.get("root")):
+        return []
+    if request.get("root"):
+        return distinfo.foreign(request["root"], request["package"])
+    try:
+        folders = packages.site_folders(os.path.abspath(os.path.expanduser(request["venv"])))
+    except AgentError:
+        return []
+    return sorted(file for folder in folders for file in distinfo.foreign(folder, request["package"]))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Dict, List, Set
+
+_AGENT = re.compile(rb"/agent-[0-9a-f]{8,}(\.pyz|/|$)")
 
 
 def users_of(folders: List[str]) -> List[Dict[str, Any]]:
@@ -41,6 +44,8 @@ def users_of(folders: List[str]) -> List[Dict[str, Any]]:
 def _uses(name: str, roots: List[str]) -> str:
     argv = _read("/proc/%s/cmdline" % name).split(b"\0")
     first = os.fsdecode(argv[0]) if argv else ""
+    if any(_AGENT.search(item) for item in argv[1:6]):
+        return ""  # a verb of ours (a follower, say) that happens to run on this interpreter imports nothing there
     if any(first.startswith(root) for root in roots):
         return "its interpreter is %s" % first
     try:
