@@ -104,7 +104,7 @@ class Follower:
         if wants_log:
             self._drain()
         self.status(force=True)
-        return {**self._status, "position": self.reader.position(len(self.lines.waiting)), "bytes": self.sent}
+        return {**self._status, "position": self.reader.position(len(self.lines.waiting)), "sent": self.sent}
 
     def _operator_gone(self) -> bool:
         gone = getattr(self.emit, "gone", None)
@@ -197,7 +197,7 @@ def follow(request: Dict[str, Any], emit: Emit) -> Dict[str, Any]:
     (regular expression), "ignore_case", "follow" (True), "log" (True), "status" (False: send ``status`` events too),
     "position" (go on there after a lost link).
     Events: ``run``, ``position`` (where it begins), ``log``, ``log_notice``, ``status``. Result: the run's status,
-    "position", "bytes" (sent). Raises AgentError: RunNotFound, UsageError.
+    "position", "sent" (bytes). Raises AgentError: RunNotFound, UsageError.
     """
     return Follower(request, emit).work()
 

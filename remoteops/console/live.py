@@ -52,6 +52,7 @@ class LiveView:
         self._notice = ""
         self._live: Live | None = None
         self._said = ("", -1e9)
+        self._last_text = ""
 
     # -- being on screen --------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
@@ -87,19 +88,17 @@ class LiveView:
 
     # -- what happens -----------------------------------------------------------------------------------------------
     def phase(self, name: str, state: str = "active", text: str = "") -> None:
-        """A phase begins ("active") or has ended ("done", "failed", "skipped"); a phase that begins ends the one
-        before."""
+        """A phase begins ("active") or has ended ("done", "failed", "skipped"); active ones before it have ended too."""
         now = self._clock()
         before = self._phases.get(name)
-        if state == "active":
-            for other, (other_state, began, _, said) in list(self._phases.items()):
-                if other_state == "active" and other != name:
-                    self._phases[other] = ("done", began, now, said)
-            self._phases[name] = ("active", before[1] if before else now, None, text or (before[3] if before else ""))
-        else:
-            self._phases[name] = (state, before[1] if before else now, now, text or (before[3] if before else ""))
         if name not in self._order:
             self._order.append(name)
+        for other, (other_state, began, _, said) in list(self._phases.items()):
+            earlier = self._order.index(other) < self._order.index(name) or state == "active"
+            if other_state == "active" and other != name and earlier:
+                self._phases[other] = ("done", began, now, said)
+        began = before[1] if before else now
+        self._phases[name] = (state, began, None if state == "active" else now, text or (before[3] if before else ""))
         self._tell(f"{name}: {text or state}", always=before is None or before[0] != state)
 
     def log(self, target: int, data: bytes) -> None:
@@ -116,15 +115,27 @@ class LiveView:
 
     def status(self, target: int, status: dict[str, Any]) -> None:
         self._status = status
-        phase = _PHASE_OF_STATE.get(str(status.get("state")))
-        if phase and phase in self._order and self._phases.get(phase, ("",))[0] != "active":
-            self.phase(phase)
+        self._follow_phase(str(status.get("state")))
         if self._console.json:
             self._console.event({"schema": "remoteops.watch/1", "event": "status", "status": status})
         self._tell(words.one_line(status), always=False)
 
+    def _follow_phase(self, state: str) -> None:
+        phase = _PHASE_OF_STATE.get(state)
+        if phase is None or phase not in self._order or self._phases.get(phase, ("",))[0] == "active":
+            return
+        for name in _PHASE_OF_STATE.values():
+            if name == phase:
+                break
+            if name in self._order and name not in self._phases:
+                # Over before anybody looked: nobody knows how long it took.
+                self._phases[name] = ("done", 0.0, None, "")
+        self.phase(phase)
+
     def ended(self, target: int, status: dict[str, Any]) -> None:
-        self.status(target, status)
+        self._status = status
+        if self._console.json:
+            self._console.event({"schema": "remoteops.watch/1", "event": "end", "status": status})
         state = str(status.get("state"))
         for name, (was, began, _, text) in list(self._phases.items()):
             if was == "active":
@@ -143,11 +154,14 @@ class LiveView:
         if self._live is not None or self._console.json:
             return
         now = self._clock()
+        if text == self._last_text:
+            return
         state = str(self._status.get("state", ""))
         last_state, last_time = self._said
         if always or state != last_state or now - last_time >= PLAIN_EVERY:
             if not always:
                 self._said = (state, now)
+            self._last_text = text
             screen = self._console.aside
             said = words.fit(plain(f"{time.strftime('%H:%M:%S')} {self._title}: {text}"), screen.encoding)
             screen.print(said, markup=False, highlight=False, soft_wrap=True)
@@ -209,7 +223,7 @@ class LiveView:
             mark, style = marks[state]
             took = (
                 f" {words.span((ended if ended is not None else self._clock()) - began)}"
-                if state in ("active", "done", "failed")
+                if state == "active" or (state in ("done", "failed") and ended is not None)
                 else ""
             )
             line.append(f"{mark} {name}{took}  ", style=style)
