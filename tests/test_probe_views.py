@@ -57,6 +57,30 @@ def test_the_verdict_comes_first_and_counts_only_what_breaks() -> None:
     assert text.index("unknown-kwarg") < text.index("Risks") < text.index("changed-default")
 
 
+LONG = "Scheduler.__init__(self_config: Config, groups: dict[str, tuple[int, ...]], block_size: int, log: bool = False)"
+
+
+@pytest.mark.parametrize(
+    ("detail", "shown"),
+    [
+        ("block_size", "Scheduler.__init__(…, block_size: int, …)"),
+        ("self_config", "Scheduler.__init__(self_config: Config, …)"),
+        ("log", "Scheduler.__init__(…, log: bool = False)"),
+        ("gone", "Scheduler.__init__(self_config, groups, block_size, log)"),
+    ],
+)
+def test_a_long_signature_keeps_the_parameter_in_question(detail: str, shown: str) -> None:
+    assert findings.elide(LONG, detail) == shown
+    assert findings.elide(LONG + " (engine 1.0)", detail) == shown + " (engine 1.0)"
+    assert findings.elide("short(a, b)", detail) == "short(a, b)"
+
+
+def test_every_finding_shows_the_command_that_shows_it() -> None:
+    text = shown(document(finding(check="sed -n '3p' engine/a.py")))
+    assert "check  sed -n '3p' engine/a.py" in text
+    assert text.splitlines()[4] == "✗ user/a.py:2"
+
+
 def test_nothing_broken_says_so() -> None:
     assert "no break found" in shown(document())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,43 +85,84 @@ def verdict(document: Document) -> Text:
 
 
 def render_finding(finding: Finding) -> RenderableType:
-    """A finding in a few lines: what and where, expected and found, the error, the way out, the page."""
+    """A finding in a few lines: where, what, expected and found, the error, the way out, how to see it by hand."""
     mark, style = MARKS.get(finding["confidence"], ("·", ""))
-    head = Text.assemble(
-        (f"{mark} ", style),
-        (plain(finding["rule"]), "bold"),
-        "  ",
-        (f"{plain(finding['file'])}:{finding['line']}", "cyan"),
-    )
-    lines: list[RenderableType] = [head]
-    what = _joined(plain(finding["symbol"]), plain(finding["detail"]))
-    lines.append(Padding(Text(what), (0, 0, 0, 4)))
+    detail = str(finding["detail"])
+    place = f"{plain(finding['file'])}:{finding['line']}"
+    what = _joined(plain(_short_symbol(finding["symbol"])), plain(detail))
+    lines: list[RenderableType] = [
+        Text.assemble((f"{mark} ", style), (place, "cyan")),
+        _line("", Text.assemble((plain(finding["rule"]), "bold"), "  ", what)),
+    ]
     if finding.get("was"):
-        lines.append(
-            Padding(
-                Text.assemble(("was  ", "dim"), plain(shorten(finding["was"], str(finding["detail"])))), (0, 0, 0, 4)
-            )
-        )
+        lines.append(_line("was", elide(plain(finding["was"]), detail)))
     if finding.get("now") or finding.get("now_at"):
-        lines.append(
-            Padding(
-                Text.assemble(
-                    ("now  ", "dim"),
-                    plain(shorten(finding.get("now") or "", str(finding["detail"]))),
-                    ("  " + plain(finding.get("now_at") or ""), "dim"),
-                ),
-                (0, 0, 0, 4),
-            )
-        )
+        now = Text(elide(plain(finding.get("now") or ""), detail))
+        now.append(f"  {plain(finding.get('now_at') or '')}", style="dim")
+        lines.append(_line("now", now))
     if finding.get("error"):
-        lines.append(Padding(Text.assemble(("error  ", "dim"), plain(finding["error"])), (0, 0, 0, 4)))
-    lines.append(
-        Padding(
-            Text.assemble(("fix  ", "dim"), describe_fix(finding), ("    " + rules.page(finding["rule"]), "dim")),
-            (0, 0, 0, 4),
-        )
-    )
+        lines.append(_line("error", plain(finding["error"])))
+    lines.append(_line("fix", describe_fix(finding)))
+    if finding.get("check"):
+        lines.append(_line("check", Text(plain(finding["check"]), style="dim")))
+    lines.append(_line("more", Text(rules.page(finding["rule"]), style="dim")))
     return Group(*lines)
+
+
+def elide(text: str, detail: str, width: int = 100) -> str:
+    """A signature with the parameter in question whole and the others shortened to fit; other text as it is.
+
+    ``f(a: int, b: str = 'x', c=1)`` about ``b`` is ``f(…, b: str = 'x', …)``; without such a parameter, names only.
+    """
+    if len(text) <= width:
+        return text
+    parts = _parameters(text)
+    if parts is None:
+        at = text.find(detail) if detail else -1
+        start = max(0, min(at - width // 2, len(text) - 2 * width)) if at > width else 0
+        cut = text[start : start + 2 * width]
+        return ("… " if start else "") + cut + (" …" if start + 2 * width < len(text) else "")
+    head, inside, tail = parts
+    wanted = (
+        [one for one in inside if re.match(rf"\*{{0,2}}{re.escape(detail)}\b", one)] if detail.isidentifier() else []
+    )
+    if wanted:
+        first, last = inside[0] in wanted, inside[-1] in wanted
+        shown = ("" if first else "…, ") + ", ".join(wanted) + ("" if last else ", …")
+    else:
+        names = [re.split(r"[:=]", one)[0].strip() for one in inside]
+        while len(", ".join(names)) > width and len(names) > 1:
+            names = [*names[: len(names) // 2 - 1], "…"] if names[-1] != "…" else [*names[: len(names) // 2], "…"]
+        shown = ", ".join(names)
+    return f"{head}({shown}){tail}"
+
+
+def _parameters(text: str) -> tuple[str, list[str], str] | None:
+    """``name(a, b: dict[str, int]) -> x`` as head, parameters and tail; None when it is no signature."""
+    found = re.match(r"[\w.]+(?=\()", text)
+    if found is None:
+        return None
+    depth, parts, start = 0, [], found.end() + 1
+    for at in range(found.end(), len(text)):
+        char = text[at]
+        depth += (char in "([{") - (char in ")]}")
+        if (depth == 1 and char == ",") or depth == 0:
+            parts.append(text[start:at].strip())
+            start = at + 1
+        if depth == 0:
+            version = re.search(r" \([^()]*\)$", text[at + 1 :])
+            return found[0], [one for one in parts if one], version[0] if version else ""
+    return None
+
+
+def _line(name: str, value: str | Text) -> RenderableType:
+    return Padding(Text.assemble((f"{name:<7}" if name else "", "dim"), value), (0, 0, 0, 4))
+
+
+def _short_symbol(symbol: object) -> str:
+    """The last two parts of a dotted path (a method with its class): the place of the rest is in ``now``."""
+    parts = str(symbol).split(".")
+    return ".".join(parts[-2:]) if all(part.isidentifier() for part in parts) else str(symbol)
 
 
 def describe_fix(finding: Finding) -> str:
@@ -142,15 +184,6 @@ def known_fix(finding: Finding) -> Mapping[str, Any] | None:
     if recipe is not None:
         return None if recipe.impossible else {"recipe": recipe.id}
     return recipes.mechanical(finding)
-
-
-def shorten(text: str, detail: str, width: int = 240) -> str:
-    """A long signature around the parameter that a finding is about."""
-    if len(text) <= width:
-        return text
-    at = max(text.find(detail), 0) if detail else 0
-    start = max(0, min(at - width // 2, len(text) - width))
-    return ("… " if start else "") + text[start : start + width] + (" …" if start + width < len(text) else "")
 
 
 def show_matrix(console: Any, document: Document) -> None:

@@ -14,7 +14,7 @@ from remoteops.agent.audit import shell
 from remoteops.agent.audit.shapes import Found, Provider
 
 Facts = Dict[str, Any]
-MAX_SIGNATURE = 400  # characters of a signature in a finding
+MAX_SIGNATURE = 4000  # characters of a signature in a finding
 MAX_NAMED = 3  # new raises that a finding spells out
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -79,6 +79,8 @@ def annotate(findings: List[Dict[str, Any]], was: Dict[str, Optional[Facts]], la
         if finding.get("was") or finding["symbol"] not in was:
             continue
         old = was[finding["symbol"]]
+        if old is None and finding.get("kind") in ("missing-attribute", "override-mismatch"):
+            continue  # the class itself may be newer than the baseline, or one of many that can stand there
         finding["was"] = "%s (%s)" % (old["signature"], label) if old else "not in %s" % label
 
 
@@ -113,14 +115,20 @@ def _of(provider: Provider, symbol: str) -> Optional[Facts]:
     parameters = provider.parameters(symbol) if isinstance(node, (ast.ClassDef, *_FUNCTIONS)) else None
     return {
         "at": "%s:%d" % (found.path, found.line),
-        "signature": _signature(found, parameters),
+        "signature": _signature(found, parameters, _owner(provider, symbol)),
         "parameters": parameters,
         "returns": ast.unparse(node.returns) if isinstance(node, _FUNCTIONS) and node.returns is not None else None,
         "raises": sorted(_raises(provider, symbol, node)),
     }
 
 
-def _signature(found: Found, parameters: Optional[Dict[str, Optional[str]]]) -> str:
+def _owner(provider: Provider, symbol: str) -> str:
+    """The class name before a method's, with its dot."""
+    head = symbol.rpartition(".")[0]
+    return head.rpartition(".")[2] + "." if provider.class_info(head) is not None else ""
+
+
+def _signature(found: Found, parameters: Optional[Dict[str, Optional[str]]], owner: str) -> str:
     node = found.node
     if isinstance(node, _FUNCTIONS):
         returns = " -> %s" % ast.unparse(node.returns) if node.returns is not None else ""
@@ -128,7 +136,7 @@ def _signature(found: Found, parameters: Optional[Dict[str, Optional[str]]]) -> 
         for receiver in ("self", "cls"):
             if inside == receiver or inside.startswith(receiver + ", "):
                 inside = inside[len(receiver) + 2 :]
-        text = "%s(%s)%s" % (node.name, inside, returns)
+        text = "%s%s(%s)%s" % (owner, node.name, inside, returns)
     elif isinstance(node, ast.ClassDef):
         inside = ", ".join(
             name if default is None else "%s=%s" % (name, default) for name, default in (parameters or {}).items()
