@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from remoteops import errors, logs, outcome, patch, probe, runs
+from remoteops import advice, errors, logs, outcome, patch, probe, runs
 from remoteops.agent import capabilities
 from remoteops.agent.extraction import layers as layer_ids
 from remoteops.agent.protocol import AgentError
@@ -60,6 +60,7 @@ class Started:
             "why_engine": self.why_engine,
             "layers": self.job["layers"],
             "convention": layer_ids.CONVENTION,
+            "layers_elsewhere": advice.conventions(list(self.job["layers"])),
             "dtype": self.job["dtype"],
             "format": self.job["format"],
             "job": self.job,
@@ -97,11 +98,11 @@ def extract(
         connected = time.monotonic() - began
         started = start(host, options or Options(), agent=door, on_event=on_event)
         started.seconds = {"connect": round(connected, 3), **started.seconds}
-    document = started.as_dict()
-    (on_event or _ignore)({"event": "started", **document})
-    if detach:
-        return document
-    return finish(host, started, sink=sink, what=what, began=began)
+        document = started.as_dict()
+        (on_event or _ignore)({"event": "started", **document})
+        if detach:
+            return document
+        return finish(host, started, sink=sink, what=what, began=began, agent=door)
 
 
 def check(host: Host, agent: Agent, options: Options | None = None) -> dict[str, Any]:
@@ -114,7 +115,9 @@ def check(host: Host, agent: Agent, options: Options | None = None) -> dict[str,
     if str(job["dataset"]).startswith(LOCAL):
         local_file(host, str(job["dataset"]))
     request = {**runs.base(host), "job": job, "venv": host.venv, "env": {**host.env, **host.workload.env}}
-    return {**agent.call("preflight", request), "host": host.name, "job": job}
+    found = agent.call("preflight", request)
+    found["checks"] += advice.checks(found, request["env"])
+    return {**found, "host": host.name, "job": job}
 
 
 def start(host: Host, options: Options, *, agent: Agent, on_event: OnEvent | None = None) -> Started:
@@ -133,6 +136,7 @@ def start(host: Host, options: Options, *, agent: Agent, on_event: OnEvent | Non
     env = {**host.env, **host.workload.env}
     with clock("preflight"):
         found = agent.call("preflight", {**runs.base(host), "job": job, "venv": host.venv, "env": env})
+    found["checks"] += advice.checks(found, env)
     tell({"event": "preflight", **found})
     skipped = _judge(host, found, options.force)
     job["layers"], job["dtype"] = found["layers"], found["dtype"] if job["dtype"] == "auto" else job["dtype"]
@@ -141,10 +145,10 @@ def start(host: Host, options: Options, *, agent: Agent, on_event: OnEvent | Non
     able = capabilities.from_dict(found["capabilities"] or {})
     document: dict[str, Any] | None = None
     patched: dict[str, Any] | None = None
-    if able.generator and job["engine"] != "connector":
+    if _wants_generator(job, able, found):
         with clock("audit"):
             document = _audit(host, found, agent)
-        if probe.breaks(document) and options.patch and _wants_generator(job, able, found):
+        if probe.breaks(document) and options.patch:
             with clock("patch"):
                 patched = _patch(host, agent, tell)
             with clock("audit"):
@@ -198,6 +202,7 @@ def finish(
     sink: logs.Sink | None = None,
     what: logs.What | None = None,
     began: float | None = None,
+    agent: Agent | None = None,
 ) -> dict[str, Any]:
     """Follow a started run to its end and say what came out of it. Raises what the run failed with, or Interrupted."""
     clock = _Clock(_ignore)
@@ -210,8 +215,8 @@ def finish(
     if followed.errors[0] is not None:
         raise followed.errors[0]
     status = followed.statuses[0] or {}
-    with clock("summary"), open_agent(host) as agent:
-        story = agent.call("run.job", {**runs.base(host), "run": started.run})
+    with clock("summary"), _using(host, agent) as door:
+        story = door.call("run.job", {**runs.base(host), "run": started.run})
     summary = (story.get("outcome") or {}).get("summary") or {}
     report = summary.get("report") or {}
     extracting = story["phases"].get("extract")
@@ -262,7 +267,7 @@ def _judge(host: Host, found: Mapping[str, Any], force: bool) -> list[str]:
 
 
 def _wants_generator(job: Mapping[str, Any], able: capabilities.Capabilities, found: Mapping[str, Any]) -> bool:
-    """Whether a clean audit would lead to the generator; a patch that nobody needs is not made."""
+    """Whether a clean audit would lead to the generator; what nobody uses is neither audited nor patched."""
     try:
         engine, _ = capabilities.choose(
             str(job["engine"]),

@@ -41,6 +41,8 @@ def show_extract(console: Console, document: Mapping[str, Any]) -> int:
     if document.get("warning"):
         console.say(str(document["warning"]), style="yellow")
     counted = f"{document['layers']}, counted as {document['convention']}"
+    for name, ids in document["layers_elsewhere"].items():
+        counted += f" ({ids} as {name})"
     console.say(f"engine {document['engine']} ({'; '.join(document['why_engine'])})")
     console.say(f"layers {counted}; {document['dtype']}, {document['format']}")
     if "state" not in document:
