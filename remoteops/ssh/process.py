@@ -8,9 +8,10 @@ import shlex
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import paramiko
+from paramiko.common import cMSG_CHANNEL_WINDOW_ADJUST
 
 from remoteops.errors import CommandFailed, UsageError
 from remoteops.ssh.wire import WINDOW
@@ -20,6 +21,7 @@ from remoteops.ssh.wire import WINDOW
 LAUNCHER = """sh -c 'IFS= read -r l && eval "$l"'"""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _PACKET = 32768 - 64  # bytes of data in a channel packet
+_GATHER = 0.002  # seconds between two reads of a stream that comes in full packets
 _NOISE = 8192  # bytes kept of what came before the start marker (a shell's banner)
 _GRACE = 2.0  # seconds that streams may stay silent and open after the process ended (a child holds them)
 
@@ -95,6 +97,7 @@ class RemoteProcess:
         self.noise = b""
         self.started = False
         self._over = False
+        self._in_bulk = False
         self._ended_at: float | None = None
 
     @property
@@ -139,6 +142,7 @@ class RemoteProcess:
             out, err = self._drain()
             if out or err:
                 self._ended_at = None
+                self._in_bulk = len(out) + len(err) >= _PACKET
                 return out, err
             if self._over:
                 return None
@@ -149,6 +153,9 @@ class RemoteProcess:
             if left is not None and left <= 0:
                 return b"", b""
             self._wake.wait(min(0.5, left) if left is not None else 0.5)
+            if self._in_bulk:
+                # Let a few packets gather: taking each by itself only makes two threads fight for the interpreter.
+                time.sleep(_GATHER)
 
     def _finished(self) -> bool:
         channel = self._channel
@@ -167,9 +174,25 @@ class RemoteProcess:
 
     def _drain(self) -> tuple[bytes, bytes]:
         channel = self._channel
-        out = channel.recv(2 * WINDOW) if channel.recv_ready() else b""
-        err = channel.recv_stderr(2 * WINDOW) if channel.recv_stderr_ready() else b""
-        return self._strip(0, out), self._strip(1, err)
+        return self._strip(0, self._take(channel.in_buffer)), self._strip(1, self._take(channel.in_stderr_buffer))
+
+    def _take(self, buffer: Any) -> bytes:
+        """Everything in one of paramiko's buffers. Not Channel.recv: that loses what it took when it cannot answer."""
+        if not buffer.read_ready():
+            return b""
+        data: bytes = buffer.read(2 * WINDOW, 0.0)
+        channel = self._channel
+        room = channel._check_add_window(len(data))
+        if room > 0:
+            message = paramiko.Message()
+            message.add_byte(cMSG_CHANNEL_WINDOW_ADJUST)
+            message.add_int(channel.remote_chanid)
+            message.add_int(room)
+            try:
+                channel.get_transport()._send_user_message(message)
+            except (OSError, EOFError, paramiko.SSHException):
+                pass  # the connection is over: read() says so once everything that came is taken
+        return data
 
     def _strip(self, stream: int, data: bytes) -> bytes:
         """Drop what a noisy login shell printed before the command started."""

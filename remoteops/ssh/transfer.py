@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from remoteops.errors import ConnectionLost, DiskTooSmall, LinkError, TransferFailed
+from remoteops.ssh.pipeline import WriteBehind, read_ahead
 from remoteops.ssh.process import Process
 
 if TYPE_CHECKING:
@@ -28,53 +29,69 @@ Progress = Callable[[int, int], None]
 _COMMON = r"""LC_ALL=C; export LC_ALL; umask 077
 case $1 in "~/"*) f=$HOME/${1#"~/"};; *) f=$1;; esac
 d=${f%/*}; [ "$d" = "$f" ] && d=.; [ -n "$d" ] || d=/
-sum() { { sha256sum <"$1" || shasum -a 256 <"$1" || openssl dgst -sha256 -r <"$1" ||
- python3 -I -c 'import hashlib,sys;h=hashlib.sha256();[h.update(b) for b in iter(lambda:sys.stdin.buffer.read(1<<20),b"")];print(h.hexdigest())' <"$1"
- } 2>/dev/null | cut -c1-64; }
+size() { echo $(($(wc -c <"$1"))); }
+tool=
+for t in $FIRST openssl python3 sha256sum shasum; do command -v "$t" >/dev/null 2>&1 && { tool=$t; break; }; done
+hash() { # openssl and Python use the processor's own instructions; sha256sum, which starts faster, often does not
+ case $tool in
+  openssl) openssl dgst -sha256 -r;;
+  python3) python3 -I -S -c 'import hashlib
+h = hashlib.sha256(); f = open(0, "rb")
+for b in iter(lambda: f.read(1 << 20), b""): h.update(b)
+print(h.hexdigest())';;
+  shasum) shasum -a 256;;
+  *) sha256sum;;
+ esac 2>/dev/null | cut -c1-64
+}
 """
 # $1 target, $2 key of the part, $3 size, $4 mode, $5 checksum or "-"
 _UPLOAD = (
-    _COMMON
+    'FIRST=; [ "$5" = - ] || FIRST=sha256sum; '
+    + _COMMON
     + r"""
 [ -d "$d" ] || mkdir -p "$d" || exit 73
 [ -d "$f" ] && { echo "$f is a folder" >&2; exit 73; }
 p=$d/.${f##*/}.$2.part; have=0; old=-
-if [ -s "$p" ]; then have=$(($(wc -c <"$p"))); [ "$have" -le "$3" ] && old=$(sum "$p"); fi
+if [ -s "$p" ]; then have=$(size "$p"); [ "$have" -le "$3" ] && old=$(hash <"$p"); fi
 free=$(df -Pk "$d" 2>/dev/null | awk 'NR==2{print $4}')
 echo "part $have $old ${free:--}"
 IFS= read -r go || exit 75
 [ "$go" = append ] || : >"$p" || exit 73
-cat >>"$p"
-code=$?
-if [ $code != 0 ]; then rm -f "$p"; exit 74; fi
-[ "$5" = - ] && { echo "sum $(($(wc -c <"$p"))) $(sum "$p")"; exit 0; }
-[ "$(($(wc -c <"$p")))" = "$3" ] || exit 75
-s=$(sum "$p")
+# The checksum is made while the bytes come in.
+said=$({ { cat "$p"; tee -a "$p" && echo stored >&3; } | hash; } 3>&1)
+ok=; s=; for w in $said; do if [ "$w" = stored ]; then ok=1; else s=$w; fi; done
+[ -n "$ok" ] || { rm -f "$p"; exit 74; }
+[ "$5" = - ] && { echo "sum $(size "$p") $s"; exit 0; }
+[ "$(size "$p")" = "$3" ] || exit 75
 if [ "$s" != "$5" ]; then rm -f "$p"; echo "sum $3 $s"; exit 76; fi
 chmod "$4" "$p" && mv -f "$p" "$f" && echo "sum $3 $s"
 """
 )
+# $1 target, $2 key of the part, $3 mode
 _COMMIT = (
-    _COMMON
+    "FIRST=; "
+    + _COMMON
     + r"""
 p=$d/.${f##*/}.$2.part; chmod "$3" "$p" && mv -f "$p" "$f"
 """
 )
 _DISCARD = (
-    _COMMON
+    "FIRST=; "
+    + _COMMON
     + r"""rm -f "$d/.${f##*/}.$2.part"
 """
 )
 # $1 source, $2 "sum" or "-"
 _DOWNLOAD = (
-    _COMMON
+    "FIRST=; "
+    + _COMMON
     + r"""
 [ -e "$f" ] || { echo "$f does not exist" >&2; exit 72; }
 [ -f "$f" ] || { echo "$f is no regular file" >&2; exit 72; }
 [ -r "$f" ] || { echo "$f may not be read" >&2; exit 72; }
-echo "size $(($(wc -c <"$f")))" >&2
+echo "size $(size "$f")" >&2
 IFS= read -r from || exit 75
-if [ "$2" = sum ]; then { echo "sum $(sum "$f")" >&2; } & fi
+if [ "$2" = sum ]; then { echo "sum $(hash <"$f")" >&2; } & fi
 if [ "$from" = 0 ]; then cat "$f"; else tail -c "+$((from+1))" "$f"; fi
 wait
 """
@@ -196,14 +213,13 @@ def _upload(
             )
         talk.process.send(b"append\n" if offset else b"fresh\n")
         sent = offset
-        while sent < size:
-            chunk = source.read(min(CHUNK, size - sent))
-            if not chunk or not talk.process.send(chunk):
-                break
-            digest.update(chunk)
-            sent += len(chunk)
-            if progress is not None:
-                progress(sent, size)
+        with contextlib.closing(read_ahead(source, size - sent, CHUNK, digest)) as chunks:
+            for chunk in chunks:
+                if not talk.process.send(chunk):
+                    break
+                sent += len(chunk)
+                if progress is not None:
+                    progress(sent, size)
         talk.process.finish_input()
         if not small:
             there, sum_there = talk.line(0, "sum", 2)
@@ -233,7 +249,9 @@ def _upload(
 
 def _number(text: str, what: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise TransferFailed(f"{what}: the host gave {text[:40]!r} for a size", tried=what, hint="do not trust this host's answers")
+        raise TransferFailed(
+            f"{what}: the host gave {text[:40]!r} for a size", tried=what, hint="do not trust this host's answers"
+        )
     return int(text)
 
 
@@ -310,10 +328,12 @@ def _fetch(
             talk.process.send(b"%d\n" % have)
             talk.process.finish_input()
             done = have
-            while (got := talk.process.read()) is not None:
-                data, errors = got
-                talk._take((b"", errors))
-                if data:
+            with WriteBehind(sink, digest) as writer:
+                while (got := talk.process.read()) is not None:
+                    data, errors = got
+                    talk._take((b"", errors))
+                    if not data:
+                        continue
                     done += len(data)
                     if done > size:
                         raise TransferFailed(
@@ -322,8 +342,7 @@ def _fetch(
                             tried=what,
                             hint="wait until the run has finished writing it",
                         )
-                    sink.write(data)
-                    digest.update(data)
+                    writer.write(data)
                     if progress is not None:
                         progress(done, size)
         talk.wait()

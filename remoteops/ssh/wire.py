@@ -18,6 +18,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 # AEAD first: in one pass it encrypts and authenticates, which is what makes bulk transfers faster than scp.
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
+READ = 256 * 1024  # bytes taken from the socket at once
 KEX = tuple(paramiko.Transport._preferred_kex)
 WINDOW = 2 * 1024 * 1024  # bytes a channel may have under way; larger ones make paramiko's buffer slower, not faster
 KeyCheck = Callable[[str, bytes], None]
@@ -29,6 +30,8 @@ class Wire:
     def __init__(self, sock: Any) -> None:
         self._sock = sock
         self.heard = time.monotonic()
+        self._ahead = b""
+        self._at = 0
         self.head = b""  # the first bytes that came: what a server says that is no sshd
 
     @property
@@ -37,10 +40,15 @@ class Wire:
         return bool(getattr(self._sock, "_closed", getattr(self._sock, "closed", False)))
 
     def recv(self, size: int) -> bytes:
-        data: bytes = self._sock.recv(size)
-        self.heard = time.monotonic()
-        if len(self.head) < 256:
-            self.head += data[: 256 - len(self.head)]
+        """Up to ``size`` bytes. Takes from the socket all that is there: paramiko asks twice for every packet."""
+        if self._at == len(self._ahead):
+            self._ahead = self._sock.recv(READ)
+            self._at = 0
+            self.heard = time.monotonic()
+            if len(self.head) < 256:
+                self.head += self._ahead[: 256 - len(self.head)]
+        data = self._ahead[self._at : self._at + size]
+        self._at += len(data)
         return data
 
     def send(self, data: bytes) -> int:
