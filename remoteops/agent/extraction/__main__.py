@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import traceback
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
 from remoteops.agent import disk, modelinfo
 from remoteops.agent.extraction import dataset, output
@@ -90,7 +90,7 @@ def extract(job: Dict[str, Any], reporter: Reporter) -> int:
     made = _settle(job, shape, loaded, reporter)
     from remoteops.agent.extraction import check
 
-    report = check.check(str(job["out"]), None, reference=int(job.get("reference") or 0), job=job)
+    report = check.check(str(job["out"]), None, reference=int(job.get("reference") or 0), job=job, reject=True)
     summary = {
         "rows": len(loaded.rows),
         "written": len(todo),
@@ -103,7 +103,7 @@ def extract(job: Dict[str, Any], reporter: Reporter) -> int:
         reporter.failure(
             "VerifyFailed",
             "%d problems in %s" % (report.get("problem_count", 0), job["out"]),
-            "fab verify names the rows; fab extract on the same folder does them again",
+            "fab verify names the rows; fab extract --resume last does them again",
             report=report,
         )
     reporter.outcome("done" if report["ok"] else "failed", **summary)
@@ -199,12 +199,11 @@ def _within(seconds: float, call: Any) -> None:
         sys.stderr.write("shutdown: %s: %s\n" % (type(problem[0]).__name__, problem[0]))
 
 
-def _leave(status: int, keep: Optional[float] = None) -> None:
-    """End the process even when a library's thread does not want to."""
-    timer = threading.Timer(keep or SHUTDOWN, lambda: os._exit(status))
-    timer.daemon = True
-    timer.start()
-    sys.exit(status)
+def _leave(status: int) -> None:
+    """End the process at once: the engine is closed, and taking torch and vLLM down takes seconds and may hang."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

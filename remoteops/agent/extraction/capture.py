@@ -104,7 +104,7 @@ class Capture:
         self._hooks = []
 
     def sample_bytes(self, tokens: int) -> int:
-        return tokens * len(self.ids) * self.hidden * self.dtype.itemsize
+        return int(tokens * len(self.ids) * self.hidden * self.dtype.itemsize)
 
     # one step
 

@@ -142,7 +142,7 @@ class GeneratorEngine:
         """Wait until everything submitted is on disk; on a stop, as long as writing goes on."""
         written = -1
         while True:
-            stats = self._call("remoteops_wait", [], WAIT)[0]
+            stats: Dict[str, Any] = self._call("remoteops_wait", [], WAIT)[0]
             self._absorb([stats])
             if not stats["pending"]:
                 break
@@ -184,8 +184,9 @@ class GeneratorEngine:
     def _memory(self, rows: Sequence[Any]) -> int:
         width = int(self._config.model_config.get_hidden_size()) * self._config.model_config.dtype.itemsize
         self._row_bytes = len(self._job["layers"]) * width
-        self._free = self._room = memory_for([len(row.input_ids) for row in rows], self._row_bytes, self._most)
-        return self._room
+        room = memory_for([len(row.input_ids) for row in rows], self._row_bytes, self._most)
+        self._free = self._room = room
+        return room
 
     def _check_lengths(self, rows: Sequence[Any]) -> None:
         cache = self._config.cache_config

@@ -12,7 +12,7 @@ import dataclasses
 import importlib
 import inspect
 import os
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Set
 
 from remoteops.agent.protocol import AgentError
 
@@ -123,7 +123,7 @@ def settings(module: Any, job: Mapping[str, Any], worker: Optional[str], chunked
         restore_memory()
 
 
-def parameters(config: Any) -> set:
+def parameters(config: Any) -> Set[str]:
     """Every keyword a configuration class takes, whatever builds its constructor."""
     names = {field.name for field in dataclasses.fields(config)} if dataclasses.is_dataclass(config) else set()
     try:

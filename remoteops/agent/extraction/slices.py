@@ -8,10 +8,12 @@ preemption.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True)
+class Chunk:
     """Rows ``[start, start + count)`` of the prompt of ``request``, which has ``total`` tokens."""
 
     request: str

@@ -4,10 +4,12 @@ scheduler's output)."""
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, NamedTuple, Tuple
+from dataclasses import dataclass
+from typing import Any, Dict, List, Tuple
 
 
-class Save(NamedTuple):
+@dataclass(frozen=True)
+class Save:
     """A prompt whose states are complete after this step."""
 
     index: int

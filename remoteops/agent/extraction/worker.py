@@ -70,7 +70,7 @@ class HiddenStatesWorker:
             "hidden": config.get_hidden_size(),
         }
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator, unused-ignore]
     def remoteops_step(self, scheduler_output: Any, chunks: Sequence[Chunk], rows: Dict[str, Any]) -> Dict[str, Any]:
         """Run one step, capture it, hand complete prompts to the writer. ``rows``: request -> Row of the prompts that
         begin here."""
