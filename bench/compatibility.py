@@ -60,7 +60,7 @@ def planned(consumer: sources.Tree, provider: sources.Tree, folder: Path) -> tup
 
     document = probe.audit_trees(consumer, provider)
     texts = {file: (root / file).read_bytes() for file in document["files"]}
-    return patched, planning.converge(document, texts, preview)
+    return patched, planning.converge(document, texts, preview, always=True)
 
 
 def pair(consumer: sources.Tree, provider: sources.Tree) -> dict[str, Any]:

@@ -163,12 +163,18 @@ def converge(
     sources: Mapping[str, bytes],
     audit: Callable[[Mapping[str, bytes]], Document],
     only: Sequence[str] = (),
+    *,
+    always: bool = False,
 ) -> Plan:
     """Plan, audit the planned text, and plan on until no fix uncovers another finding.
 
     ``sources``: every consumer file that has sites; ``audit``: planned files -> the audit of the consumer with them.
+    Only an import that failed hides findings (whatever uses the name), so a plan that mends none is not audited before
+    it is written, unless ``always``: the proof that follows the writing is that same audit.
     """
     plan = plan_from(document, sources, only)
+    if not always and not any(f["kind"] in ("moved-symbol", "missing-symbol") for f in document["findings"]):
+        return plan
     for _ in range(ROUNDS):
         if plan.empty:
             break

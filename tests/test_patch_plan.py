@@ -263,6 +263,13 @@ def test_a_file_that_changes_after_the_plan_is_not_overwritten(bench: Bench) -> 
 def test_round_trips_are_few(bench: Bench) -> None:
     planned = bench.plan()
     assert bench.agent.calls.count("patch.audit") <= 3 and len(bench.agent.calls) <= 4
+    bench.install(
+        "tool",
+        {"tool/__init__.py": "", "tool/run.py": "from engine.request import Request\nr = Request(1, [2], eos=3)\n"},
+    )
+    bench.agent.calls.clear()
+    planned = bench.plan()
+    assert bench.agent.calls == ["patch.status", "patch.audit"], "no import fails: there is nothing to look behind"
     bench.agent.calls.clear()
     bench.apply(planned, prove=False)
     assert bench.agent.calls == ["patch.apply", "audit"]
