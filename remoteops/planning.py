@@ -10,11 +10,11 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from remoteops import recipes
-from remoteops.drafting import Fix, Planner, identity, resolve
+from remoteops.drafting import Fix, Planner, identity
 from remoteops.errors import PatchError, UsageError
 from remoteops.hunks import Lines, carry, pieces
 
-__all__ = ["FilePlan", "Fix", "Hunk", "Plan", "Remaining", "breaks", "converge", "files_for", "identity", "plan_from"]
+__all__ = ["FilePlan", "Fix", "Hunk", "Plan", "Remaining", "breaks", "converge", "identity", "plan_from"]
 
 Finding = Mapping[str, Any]
 Document = Mapping[str, Any]
@@ -140,22 +140,6 @@ class Plan:
 def breaks(finding: Finding) -> bool:
     """Whether a finding counts against the pair (proved or known by a contract), not merely as a risk."""
     return finding.get("confidence", "proved") in ("proved", "contract")
-
-
-def files_for(document: Document, only: Sequence[str] = ()) -> list[str]:
-    """The files whose text a plan needs: those with findings, and those that recipes name besides."""
-    known = list(document.get("files") or ())
-    wanted: dict[str, None] = {}
-    for finding in document["findings"]:
-        recipe = recipes.recipe_for(finding, recipes.load())
-        if not _selected(finding, recipe, only):
-            continue
-        wanted[finding["file"]] = None
-        for variant in recipe.variants if recipe else ():
-            for edit in variant:
-                for file in resolve(edit.get("file"), finding, known):
-                    wanted[file] = None
-    return list(wanted)
 
 
 def converge(

@@ -44,8 +44,16 @@ def audit(request: Request, emit: Emit) -> Dict[str, Any]:
         folder = document["consumer"]["path"]
         sources = {}
         for file in document.get("files") or {}:
-            with open(os.path.join(folder, file), "rb") as stream:
-                sources[file] = base64.b64encode(stream.read()).decode("ascii")
+            try:
+                with open(os.path.join(folder, file), "rb") as stream:
+                    sources[file] = base64.b64encode(stream.read()).decode("ascii")
+            except OSError as error:
+                raise AgentError(
+                    "PatchError",
+                    "%s cannot be read as a file: %s" % (os.path.join(folder, file), error.strerror),
+                    tried="read what was audited",
+                    hint="a package inside an archive cannot be patched: install it unpacked",
+                ) from error
     if root:
         document["consumer"]["path"] = root
     return {"document": document, "root": root or folder, "sources": sources}
