@@ -146,7 +146,7 @@ def show(console: Console, outcomes: Sequence[Outcome], view: View) -> int:
 
 
 def _collector() -> Any:
-    """A console whose documents become parts of one. Made here because the console is imported only where it is used."""
+    """A console whose documents become parts of one. Made here: not every caller has a console."""
     from remoteops.console import Console
 
     class Collector(Console):

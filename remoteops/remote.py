@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from remoteops import archive
@@ -23,6 +23,7 @@ from remoteops.errors import (
     Unreachable,
     by_kind,
 )
+from remoteops.launch import FOLDER, OTHER_FOLDERS, SEARCHED, START
 from remoteops.ssh.process import Process, RemoteProcess
 from remoteops.transport import BaseLink, connect
 
@@ -34,55 +35,6 @@ MAX_VALUES = 4_000_000  # values in one event: JSON grows about twentyfold in me
 WATCH = 60.0  # seconds without a sign of life after which the agent takes the operator for gone
 RETRY_PAUSES = (0.5, 2.0, 5.0)  # seconds before a repeatable verb is asked again on a new connection
 _STDERR = 16 * 1024
-
-# Looks for the archive and an interpreter and starts the verb, all in one round trip. Python is run on the archive's
-# unpacked twin, where it keeps compiled modules, so that a verb starts in the time that Python itself takes.
-# $1 archive name, $2 its checksum, $3 verb, $4 interpreter or "", $5 interpreter of the venv or "", then folders.
-_START = r"""n=$1 h=$2 v=$3 py=$4 vpy=$5; shift 5; a=
-for d; do
- case $d in
-  "~/"*) d=$HOME/${d#"~/"};;
-  "%tmp") d=${TMPDIR:-/tmp}/remoteops-$(id -u);;
-  "%uid/"*) d=/${d#%uid/}/remoteops-$(id -u);;
- esac
- if [ -f "$d/$n" ] && [ -O "$d/$n" ]; then a=$d/$n; break; fi
-done
-[ -n "$a" ] || { echo need-archive; exit 0; }
-s=$(sha256sum <"$a" 2>/dev/null)
-case $s in "$h"*|"") ;; *) echo need-archive; exit 0;; esac
-if [ -n "$py" ]; then
- case $py in "~/"*) py=$HOME/${py#"~/"};; esac
- set -- "$py"
-else
- set -- python3 python3.14 python3.13 python3.12 python3.11 python3.10 python3.9 python \
-  /usr/bin/python3 /usr/local/bin/python3 "$vpy" "$HOME/miniconda3/bin/python3" "$HOME/anaconda3/bin/python3" \
-  /opt/conda/bin/python3 "$HOME/.local/bin/python3"
-fi
-t=${a%.pyz}
-for p; do
- [ -n "$p" ] && p=$(command -v "$p" 2>/dev/null) && [ -n "$p" ] || continue
- e=$t/__main__.py
- [ -f "$e" ] || "$p" -I -S -c 'import os,sys,zipfile
-a,t=sys.argv[1:]
-d="%s.%d"%(t,os.getpid())
-os.mkdir(d,0o700)
-zipfile.ZipFile(a).extractall(d)
-try: os.rename(d,t)
-except OSError: __import__("shutil").rmtree(d)' "$a" "$t" 2>/dev/null
- [ -f "$e" ] && [ -O "$e" ] || e=$a
- echo "interpreter $p"; echo "archive $a"; echo "entry $e"
- "$p" -I -S -X utf8 "$e" "$v"; s=$?
- case $s in 2|69|126|127) continue;; *) exit $s;; esac
-done
-echo no-interpreter; exit 0
-"""
-_FOLDER = r"""d=$1
-case $d in "%tmp") d=${TMPDIR:-/tmp}/remoteops-$(id -u);; "%uid/"*) d=/${d#%uid/}/remoteops-$(id -u);; esac
-(umask 077; mkdir -p "$d") && [ -d "$d" ] && [ ! -L "$d" ] && [ -O "$d" ] && [ -w "$d" ] && chmod 700 "$d" && printf '%s\n' "$d"
-"""
-# Where the archive may lie when the cache folder cannot be written (read-only home, full quota).
-_OTHER_FOLDERS = ("%tmp", "%uid/var/tmp", "%uid/dev/shm")
-_SEARCHED = "python3, python3.14 … python3.9, python in PATH; /usr/bin, /usr/local/bin, the venv, conda folders"
 
 
 class Agent:
@@ -169,7 +121,7 @@ class Agent:
                 hint=error.hint,
             ) from None
 
-    def stream(self, verb: str, request: Request, *, timeout: float | None = None) -> Iterator[Event]:
+    def stream(self, verb: str, request: Request, *, timeout: float | None = None) -> Generator[Event, None, None]:
         """Every event of a verb, the result too. Raises on an error event, and ConnectionLost when the stream ends
         without either. Closing the iterator ends the verb on the host (see agent/protocol.py)."""
         body = (
@@ -206,7 +158,7 @@ class Agent:
             hint="does that interpreter run at all on the host?",
         )
 
-    def _attempt(self, verb: str, body: bytes, deadline: float | None) -> Iterator[Event]:
+    def _attempt(self, verb: str, body: bytes, deadline: float | None) -> Generator[Event, None, str | None]:
         """One start of the verb. Returns None after its end, or in words why it did not start."""
         process = self._start(verb)
         stop_ticking = self.link.every_while(lambda: self._tick(process))
@@ -264,7 +216,7 @@ class Agent:
             [
                 "sh",
                 "-c",
-                _START,
+                START,
                 "sh",
                 self._archive.name,
                 self._archive.sha256,
@@ -272,7 +224,7 @@ class Agent:
                 host.python or "",
                 venv_python,
                 host.cache_dir,
-                *_OTHER_FOLDERS,
+                *OTHER_FOLDERS,
             ]
         )
 
@@ -352,7 +304,7 @@ class Agent:
             if named
             else "there is no Python 3.9 or newer on the host",
             host=self.host.name,
-            tried=(named or _SEARCHED) + (f"; {said[-500:]}" if said else ""),
+            tried=(named or SEARCHED) + (f"; {said[-500:]}" if said else ""),
             hint="set `python:` of this host in the inventory to an absolute path (a venv's bin/python will do)",
         )
 
@@ -365,8 +317,8 @@ class Agent:
             return
         except (TransferFailed, DiskTooSmall) as error:
             tried.append(f"{self.host.cache_dir}: {error.message}")
-        for folder in _OTHER_FOLDERS:
-            made = self.link.exec(["sh", "-c", _FOLDER, "sh", folder], check=False)
+        for folder in OTHER_FOLDERS:
+            made = self.link.exec(["sh", "-c", FOLDER, "sh", folder], check=False)
             path = made.stdout.decode("utf-8", "surrogateescape").rstrip("\n")
             if made.exit_status != 0 or not path:
                 tried.append(f"{folder}: not writable")

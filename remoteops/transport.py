@@ -188,7 +188,7 @@ class Link(BaseLink):
             exit_status=process.exit_status,
             exit_signal=process.exit_signal,
             stderr=said,
-            hint=f"`sudo -n -u {self.host.sudo_user} true` must work on the host without a password (NOPASSWD in sudoers)"
+            hint=f"`sudo -n -u {self.host.sudo_user} true` must work there without a password (NOPASSWD in sudoers)"
             if self.host.sudo_user
             else "look at the account's shell and rc files on the host",
         )

@@ -1,4 +1,4 @@
-"""What the tests of the link share: one sshd a session, a relay that stalls or cuts, a check that nothing is left open."""
+"""What the tests of the link share: one sshd a session, a relay that stalls or cuts, a check for what is left open."""
 
 from __future__ import annotations
 

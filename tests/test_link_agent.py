@@ -107,7 +107,7 @@ def test_a_home_that_cannot_be_written_does_not_stop_the_agent(tmp_path):
 
 
 def test_no_folder_at_all_is_an_error_that_names_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "_OTHER_FOLDERS", ("/proc/no", "/sys/no"))
+    monkeypatch.setattr(remote, "OTHER_FOLDERS", ("/proc/no", "/sys/no"))
     with sshd.running(tmp_path / "s") as own, open_agent(own.host(cache_dir="/proc/nothing")) as agent:
         with pytest.raises(TransferFailed, match="/proc/nothing") as caught:
             agent.call("hello", {})
@@ -129,7 +129,7 @@ def test_no_interpreter_says_what_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(
         remote,
         "_START",
-        remote._START.replace("/usr/bin/python3", "/nowhere/python3").replace("/usr/local/bin/python3", "/nowhere/3"),
+        remote.START.replace("/usr/bin/python3", "/nowhere/python3").replace("/usr/local/bin/python3", "/nowhere/3"),
     )
     with sshd.running(tmp_path / "s", environment={"PATH": path_without_python(tmp_path)}) as own:
         with open_agent(own.host()) as agent, pytest.raises(NoInterpreter, match=r"python3\.14") as caught:
@@ -224,8 +224,8 @@ def verbs(monkeypatch, tmp_path) -> Path:
         for name in old.namelist():
             data = old.read(name)
             if name == "remoteops/agent/__main__.py":
-                data = data.replace(b"VERBS: Dict[str, str] = {", b'VERBS: Dict[str, str] = {"looks": "remoteops.agent.odd:looks", '
-                                    b'"changes": "remoteops.agent.odd:changes", "dies": "remoteops.agent.odd:dies",')  # fmt: skip
+                data = data.replace(b"VERBS: Dict[str, str] = {", b'VERBS: Dict[str, str] = {"looks": "remoteops.agent.odd:looks", '  # noqa: E501
+                                    b'"changes": "remoteops.agent.odd:changes", "dies": "remoteops.agent.odd:dies",')  # fmt: skip  # noqa: E501
             if name == "remoteops/agent/protocol.py":
                 data = data.replace(b"frozenset(\n    {", b'frozenset(\n    {"looks", "dies", ').replace(
                     b"frozenset({", b'frozenset({"looks", "dies", '
@@ -372,7 +372,7 @@ def test_the_quick_json_refuses_what_json_refuses(text):
 
 
 def test_every_python_takes_the_quick_way_or_the_safe_one():
-    script = "from remoteops.agent import quickjson as q; assert q.loads(q.dumps({'a': [1, '€']})) == {'a': [1, '€']}; print(q._dumps.__qualname__)"
+    script = "from remoteops.agent import quickjson as q; assert q.loads(q.dumps({'a': [1, '€']})) == {'a': [1, '€']}; print(q._dumps.__qualname__)"  # noqa: E501
     new_enough = [
         python
         for python in PYTHONS
@@ -384,7 +384,7 @@ def test_every_python_takes_the_quick_way_or_the_safe_one():
         )
         assert done.returncode == 0 and "dumps" in done.stdout, done.stderr
         for bad in ("{x", "", "[1,]", "nul"):
-            refused = subprocess.run([python, "-S", "-c", f"from remoteops.agent import quickjson as q; q.loads({bad!r})"],
+            refused = subprocess.run([python, "-S", "-c", f"from remoteops.agent import quickjson as q; q.loads({bad!r})"],  # noqa: E501
                                      cwd=Path(archive.__file__).parents[1], capture_output=True, text=True)  # fmt: skip
             assert "JSONDecodeError" in refused.stderr
 
@@ -453,7 +453,7 @@ anything = st.recursive(
 )
 fields = st.fixed_dictionaries(
     {"event": st.sampled_from(["result", "error", "progress"]) | anything},
-    optional={"kind": st.sampled_from(["HostKeyChanged", "Interrupted", "Exception", "__builtins__"]) | anything, "message": anything,
+    optional={"kind": st.sampled_from(["HostKeyChanged", "Interrupted", "Exception", "__builtins__"]) | anything, "message": anything,  # noqa: E501
               "tried": anything, "hint": anything, "data": anything, "host": anything},
 )  # fmt: skip
 

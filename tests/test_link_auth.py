@@ -274,6 +274,6 @@ def test_an_sshd_that_hangs_in_authentication_is_bounded(tmp_path):
         f"AuthorizedKeysCommandUser {sshd.getpass.getuser()}",
         "AuthorizedKeysFile none",
     ]
-    with sshd.running(tmp_path / "s", options=options) as own:
+    with sshd.running(tmp_path / "s", options=options) as own:  # noqa: SIM117
         with pytest.raises(LinkTimeout, match="did not finish authentication"):
             connect(own.host(timeouts={"auth": 1}))

@@ -36,7 +36,7 @@ CASES = {
     "equals and quotes": 'Host=gpu1\n User="a b"\n Port = 2201\n',
     "hostname token": "Host gpu1\n HostName %h.example.org\n",
     "match host": "Host gpu1\n HostName real.example.org\nMatch host real.example.org\n User matched\n",
-    "match originalhost": "Match originalhost gpu1 user nobody-here\n User no\nMatch originalhost gpu1,gpu2\n User yes\n",
+    "match originalhost": "Match originalhost gpu1 user nobody-here\n User no\nMatch originalhost gpu1,gpu2\n User yes\n",  # noqa: E501
     "match exec": 'Match exec "test %n = gpu1"\n User yes\nMatch exec false\n Port 1\n',
     "match negated": "Match !exec false\n User yes\n",
     "match all": "Match host other\n User no\nMatch all\n User all\n",
@@ -54,8 +54,8 @@ CASES = {
     "tag": "Host gpu1\n Port 2222\n Compression yes\n IdentitiesOnly yes\n",
 }
 KEYS = (
-    "user", "hostname", "port", "identityfile", "proxyjump", "proxycommand", "stricthostkeychecking", "userknownhostsfile",
-    "serveraliveinterval", "serveralivecountmax", "hostkeyalias", "hashknownhosts", "setenv", "compression", "identitiesonly",
+    "user", "hostname", "port", "identityfile", "proxyjump", "proxycommand", "stricthostkeychecking", "userknownhostsfile",  # noqa: E501
+    "serveraliveinterval", "serveralivecountmax", "hostkeyalias", "hashknownhosts", "setenv", "compression", "identitiesonly",  # noqa: E501
 )  # fmt: skip
 
 
@@ -87,9 +87,9 @@ def test_values_are_those_of_ssh_g(tmp_path, name):
 
 
 words = st.lists(
-    st.sampled_from(["Host gpu1", "Host *", "Host gpu* !gpu2", "Host !gpu1 *", "Match host gpu1", "Match all", "Match !host gpu1",
-                     "Match originalhost gpu*", "User a", "User b", "Port 2200", "Port 2300", "HostName h1.example", "HostName %h.x",
-                     "ProxyJump j1", "ProxyJump none", "ProxyCommand nc", "HostKeyAlias k", "Compression yes", "IdentityFile /x",
+    st.sampled_from(["Host gpu1", "Host *", "Host gpu* !gpu2", "Host !gpu1 *", "Match host gpu1", "Match all", "Match !host gpu1",  # noqa: E501
+                     "Match originalhost gpu*", "User a", "User b", "Port 2200", "Port 2300", "HostName h1.example", "HostName %h.x",  # noqa: E501
+                     "ProxyJump j1", "ProxyJump none", "ProxyCommand nc", "HostKeyAlias k", "Compression yes", "IdentityFile /x",  # noqa: E501
                      "Match final all", "Match canonical", "Match user a"]),
     max_size=9,
 )  # fmt: skip
@@ -147,7 +147,7 @@ def host(tmp_path: Path, text: str, **fields) -> Host:
 
 
 def test_what_the_inventory_says_wins_over_ssh_config(tmp_path):
-    text = "Host gpu1\n HostName a.example\n User x\n Port 1\n StrictHostKeyChecking no\n ServerAliveInterval 60\n ConnectTimeout 3\n"
+    text = "Host gpu1\n HostName a.example\n User x\n Port 1\n StrictHostKeyChecking no\n ServerAliveInterval 60\n ConnectTimeout 3\n"  # noqa: E501
     route = resolve(
         host(tmp_path, text, address="b.example", user="y", port=2, timeouts={"silence": 9}, host_key="strict")
     )
@@ -163,7 +163,7 @@ def test_what_the_inventory_says_wins_over_ssh_config(tmp_path):
 
 
 def test_ssh_config_decides_what_the_inventory_leaves_open(tmp_path):
-    text = "Host gpu1\n HostName a.example\n ServerAliveInterval 4\n ServerAliveCountMax 2\n Compression yes\n HostKeyAlias c\n"
+    text = "Host gpu1\n HostName a.example\n ServerAliveInterval 4\n ServerAliveCountMax 2\n Compression yes\n HostKeyAlias c\n"  # noqa: E501
     hop = resolve(host(tmp_path, text)).target
     assert hop.address == "a.example" and hop.timeouts.silence == 8 and hop.compression and hop.host_keys.name == "c"
 
@@ -230,7 +230,7 @@ def test_a_broken_jump_is_refused(text):
 
 def test_tokens_and_variables_are_put_into_paths(tmp_path, monkeypatch):
     monkeypatch.setenv("KEYS", "/keys")
-    text = "Host gpu1\n HostName a.example\n User me\n Port 2222\n IdentityFile ${KEYS}/%r@%h-%p-%n\n ProxyCommand nc %h %p %%\n"
+    text = "Host gpu1\n HostName a.example\n User me\n Port 2222\n IdentityFile ${KEYS}/%r@%h-%p-%n\n ProxyCommand nc %h %p %%\n"  # noqa: E501
     hop = resolve(host(tmp_path, text)).target
     assert "/keys/me@a.example-2222-gpu1" in hop.identity.files and hop.proxy_command == "nc a.example 2222 %"
 

@@ -126,7 +126,10 @@ def test_bytes_are_bytes(link):
 
 def test_a_character_split_over_two_packets_stays_whole(link):
     seen: list[bytes] = []
-    script = "import sys,time;w=sys.stdout.buffer;w.write(b'\\xe2\\x82');w.flush();time.sleep(.2);w.write(b'\\xac');w.flush()"
+    script = (
+        "import sys,time;w=sys.stdout.buffer;"
+        "w.write(b'\\xe2\\x82');w.flush();time.sleep(.2);w.write(b'\\xac');w.flush()"
+    )
     link.exec([sys.executable, "-c", script], on_stdout=seen.append)
     assert b"".join(seen).decode() == "€"
 
@@ -187,7 +190,7 @@ def test_a_child_that_holds_the_streams_does_not_hold_the_caller(link):
 
 
 def test_a_timeout_is_a_typed_error(link, nothing_left):
-    with pytest.raises(LinkTimeout, match="did not end within 0.5 s"):
+    with pytest.raises(LinkTimeout, match=r"did not end within 0.5 s"):
         link.exec(["sleep", "20"], timeout=0.5)
 
 
@@ -272,7 +275,7 @@ def test_other_login_shells_understand_the_launcher(tmp_path, shell):
 
 def test_an_account_that_may_not_run_commands_says_why(tmp_path):
     option = shell_user_script(tmp_path, "echo 'This account is currently not available.'; exit 1")
-    with sshd.running(tmp_path / "s", options=[option]) as odd, connect(odd.host()) as link:
+    with sshd.running(tmp_path / "s", options=[option]) as odd, connect(odd.host()) as link:  # noqa: SIM117
         with pytest.raises(SessionRefused, match="not available"):
             link.exec(["true"])
 

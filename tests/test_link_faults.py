@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a connection ends within its bound, as the right error, and leaves nothing behind."""
+"""Everything that can go wrong with a connection ends within its bound, as the right error, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_a_jump_host_that_dies_or_freezes(server, tmp_path):
 
 
 def test_a_jump_host_that_may_not_forward_or_cannot_reach_the_host(server, tmp_path):
-    with sshd.running(tmp_path / "no", options=["AllowTcpForwarding no"]) as bastion:
+    with sshd.running(tmp_path / "no", options=["AllowTcpForwarding no"]) as bastion:  # noqa: SIM117
         with pytest.raises(Unreachable, match="AllowTcpForwarding"):
             connect(server.host(**bastion_fields(bastion, server, tmp_path), timeouts=QUICK))
     with sshd.running(tmp_path / "yes") as bastion:
@@ -329,7 +329,8 @@ def test_a_verb_that_changes_something_is_not_repeated(server, monkeypatch):
 NETNS = """
 set -e
 mkdir -p $R/run/netns $R/run/sshd; mount --bind $R/run /run; mount --make-private /run
-ip link set lo up; ip netns add gpu; ip link add v0 type veth peer name eth0 netns gpu; ip addr add 10.99.0.1/24 dev v0; ip link set v0 up
+ip link set lo up; ip netns add gpu; ip link add v0 type veth peer name eth0 netns gpu
+ip addr add 10.99.0.1/24 dev v0; ip link set v0 up
 ip -n gpu addr add 10.99.0.2/24 dev eth0; ip -n gpu link set eth0 up; ip -n gpu link set lo up
 exec "$@"
 """
@@ -345,8 +346,9 @@ def test_packets_that_are_dropped_without_a_word(tmp_path):
     script = tmp_path / "inside.py"
     script.write_text(INSIDE)
     environment = {**os.environ, "R": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(["unshare", "-n", "-m", "-p", "--fork", "--kill-child", "bash", "-c", NETNS, "bash", sys.executable, str(script), str(tmp_path)],
-                          env=environment, capture_output=True, text=True, timeout=50)  # fmt: skip
+    alone = ["unshare", "-n", "-m", "-p", "--fork", "--kill-child", "bash", "-c", NETNS, "bash"]
+    command = [*alone, sys.executable, str(script), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
     assert done.stdout.splitlines() == ["works", "ConnectionLost no sign of life", "Unreachable no answer"], (
         done.stderr[-3000:]
     )
@@ -370,7 +372,8 @@ with sshd.running(folder / "seed") as seed:
     pass
 config = seed.config.read_text().replace("127.0.0.1", "10.99.0.2")
 seed.config.write_text(config)
-subprocess.Popen(["ip", "netns", "exec", "gpu", sshd.SSHD, "-D", "-e", "-f", str(seed.config)], stderr=subprocess.DEVNULL)
+inside = ["ip", "netns", "exec", "gpu"]
+subprocess.Popen([*inside, sshd.SSHD, "-D", "-e", "-f", str(seed.config)], stderr=subprocess.DEVNULL)
 import time; time.sleep(0.5)
 key = (folder / "seed/host_key.pub").read_text()
 known = folder / "known"

@@ -255,7 +255,7 @@ def test_a_transport_cannot_be_made_without_a_check():
 def test_nothing_else_in_the_package_opens_ssh_connections():
     """Only ssh/dial.py builds transports; nobody uses paramiko's SSHClient or Fabric's Connection to connect."""
     package = Path(remoteops.__file__).parent
-    openers = {"SSHClient", "Connection", "SerialGroup", "ThreadingGroup", "AutoAddPolicy", "WarningPolicy", "Transport",
+    openers = {"SSHClient", "Connection", "SerialGroup", "ThreadingGroup", "AutoAddPolicy", "WarningPolicy", "Transport",  # noqa: E501
                "LinkTransport", "SSHClientConnection", "set_missing_host_key_policy"}  # fmt: skip
     allowed = {("ssh/dial.py", "LinkTransport")}
     found = set()

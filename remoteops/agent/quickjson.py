@@ -43,7 +43,7 @@ class _Context:
 def _quick() -> Tuple[Callable[[Any], str], Callable[[str], Any]]:
     import _json  # type: ignore[import-not-found, unused-ignore]
 
-    scan = _json.make_scanner(_Context)
+    scan = _json.make_scanner(_Context)  # type: ignore[arg-type]
     text_of = _json.encode_basestring_ascii
 
     def quick_dumps(value: Any) -> str:

@@ -114,8 +114,8 @@ class BaseLink:
         """Raises when the login shell (or sudo) ended before it ran anything."""
 
     def upload(self, local: Path | bytes, remote: str, *, mode: int = 0o644, progress: Progress | None = None) -> str:
-        """Copy a file (or bytes) to the host; gives its sha256. The name ``remote`` ("~/" is the home there) appears only
-        when all of it is there and checked. A broken copy of the same content goes on where it stopped.
+        """Copy a file (or bytes) to the host; gives its sha256. ``remote`` ("~/" is the home there) appears only when
+        all of it is there and checked. A broken copy of the same content goes on where it stopped.
         Raises TransferFailed, DiskTooSmall, ConnectionLost."""
         return transfer.upload(self, local, remote, mode=mode, progress=progress)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from remoteops.errors import InventoryError
 from remoteops.ssh.known_hosts import glob_matches
+from remoteops.ssh.words import split_words
 
 SYSTEM = "/etc/ssh/ssh_config"
 USER = "~/.ssh/config"
@@ -41,103 +42,26 @@ UNSUPPORTED: Mapping[str, str] = {
     "remotecommand": "remoteops runs its own commands",
 }
 _HARMLESS_VALUES = {"no", "none", "false", "0"}
-_KNOWN = set(UNSUPPORTED) | set(
-    [
-        "addkeystoagent",
-        "addressfamily",
-        "batchmode",
-        "bindaddress",
-        "canonicaldomains",
-        "canonicalizefallbacklocal",
-        "canonicalizemaxdots",
-        "canonicalizepermittedcnames",
-        "certificatefile",
-        "channeltimeout",
-        "checkhostip",
-        "ciphers",
-        "clearallforwardings",
-        "compression",
-        "connectionattempts",
-        "connecttimeout",
-        "controlmaster",
-        "controlpath",
-        "controlpersist",
-        "dynamicforward",
-        "enableescapecommandline",
-        "enablesshkeysign",
-        "escapechar",
-        "exitonforwardfailure",
-        "fingerprinthash",
-        "forkafterauthentication",
-        "forwardagent",
-        "forwardx11",
-        "forwardx11timeout",
-        "forwardx11trusted",
-        "gatewayports",
-        "globalknownhostsfile",
-        "gssapidelegatecredentials",
-        "hashknownhosts",
-        "hostbasedacceptedalgorithms",
-        "hostkeyalgorithms",
-        "hostkeyalias",
-        "hostname",
-        "identitiesonly",
-        "identityagent",
-        "identityfile",
-        "ignoreunknown",
-        "include",
-        "ipqos",
-        "kbdinteractiveauthentication",
-        "kbdinteractivedevices",
-        "kexalgorithms",
-        "localcommand",
-        "localforward",
-        "loglevel",
-        "logverbose",
-        "macs",
-        "nohostauthenticationforlocalhost",
-        "numberofpasswordprompts",
-        "obscurekeystroketiming",
-        "passwordauthentication",
-        "permitlocalcommand",
-        "permitremoteopen",
-        "port",
-        "preferredauthentications",
-        "proxycommand",
-        "proxyjump",
-        "pubkeyacceptedalgorithms",
-        "pubkeyauthentication",
-        "rekeylimit",
-        "remoteforward",
-        "requesttty",
-        "revokedhostkeys",
-        "sendenv",
-        "serveralivecountmax",
-        "serveraliveinterval",
-        "sessiontype",
-        "setenv",
-        "stdinnull",
-        "streamlocalbindmask",
-        "streamlocalbindunlink",
-        "stricthostkeychecking",
-        "syslogfacility",
-        "tag",
-        "tcpkeepalive",
-        "tunnel",
-        "tunneldevice",
-        "updatehostkeys",
-        "user",
-        "userknownhostsfile",
-        "versionaddendum",
-        "visualhostkey",
-        "xauthlocation",
-        "challengeresponseauthentication",
-        "pubkeyacceptedkeytypes",
-        "usekeychain",
-        "warnweakcrypto",
-        "refuseconnection",
-    ]
-)
+_KNOWN = {
+    *UNSUPPORTED,
+    "addkeystoagent", "addressfamily", "batchmode", "bindaddress", "canonicaldomains", "canonicalizefallbacklocal",
+    "canonicalizemaxdots", "canonicalizepermittedcnames", "certificatefile", "channeltimeout", "checkhostip",
+    "ciphers", "clearallforwardings", "compression", "connectionattempts", "connecttimeout", "controlmaster",
+    "controlpath", "controlpersist", "dynamicforward", "enableescapecommandline", "enablesshkeysign", "escapechar",
+    "exitonforwardfailure", "fingerprinthash", "forkafterauthentication", "forwardagent", "forwardx11",
+    "forwardx11timeout", "forwardx11trusted", "gatewayports", "globalknownhostsfile", "gssapidelegatecredentials",
+    "hashknownhosts", "hostbasedacceptedalgorithms", "hostkeyalgorithms", "hostkeyalias", "hostname",
+    "identitiesonly", "identityagent", "identityfile", "ignoreunknown", "include", "ipqos",
+    "kbdinteractiveauthentication", "kbdinteractivedevices", "kexalgorithms", "localcommand", "localforward",
+    "loglevel", "logverbose", "macs", "nohostauthenticationforlocalhost", "numberofpasswordprompts",
+    "obscurekeystroketiming", "passwordauthentication", "permitlocalcommand", "permitremoteopen", "port",
+    "preferredauthentications", "proxycommand", "proxyjump", "pubkeyacceptedalgorithms", "pubkeyauthentication",
+    "rekeylimit", "remoteforward", "requesttty", "revokedhostkeys", "sendenv", "serveralivecountmax",
+    "serveraliveinterval", "sessiontype", "setenv", "stdinnull", "streamlocalbindmask", "streamlocalbindunlink",
+    "stricthostkeychecking", "syslogfacility", "tag", "tcpkeepalive", "tunnel", "tunneldevice", "updatehostkeys",
+    "user", "userknownhostsfile", "versionaddendum", "visualhostkey", "xauthlocation",
+    "challengeresponseauthentication", "pubkeyacceptedkeytypes", "usekeychain", "warnweakcrypto", "refuseconnection",
+}  # fmt: skip
 
 
 @dataclass
@@ -174,46 +98,6 @@ class Options:
         return float(
             sum(int(part or 0) * unit for part, unit in zip(parts.groups(), (604800, 86400, 3600, 60, 1), strict=True))
         )
-
-
-def split_words(text: str) -> list[str]:
-    """The words of a line: quotes hold words together, a backslash takes the next quote, backslash or space as it is,
-    ``#`` at the start of a word begins a comment. Raises ValueError for a quote without an end."""
-    words: list[str] = []
-    word: list[str] = []
-    inside, quote, index = False, "", 0
-    while index < len(text):
-        char = text[index]
-        if (
-            char == "\\"
-            and index + 1 < len(text)
-            and (text[index + 1] in "\"'\\" or (not quote and text[index + 1] == " "))
-        ):
-            index += 1
-            word.append(text[index])
-            inside = True
-        elif quote:
-            if char == quote:
-                quote = ""
-            else:
-                word.append(char)
-        elif char in "\"'":
-            quote, inside = char, True
-        elif char in " \t":
-            if inside:
-                words.append("".join(word))
-                word, inside = [], False
-        elif char == "#" and not inside:
-            break
-        else:
-            word.append(char)
-            inside = True
-        index += 1
-    if quote:
-        raise ValueError("a quote has no end")
-    if inside:
-        words.append("".join(word))
-    return words
 
 
 class SshConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import subprocess
 import threading
@@ -50,8 +51,8 @@ class ProxyProcess:
             # ssh hands the command to the user's shell as well; `exec` spares a process to kill later.
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", f"exec {command}"],
-                stdin=theirs,
-                stdout=theirs,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
@@ -66,7 +67,7 @@ class ProxyProcess:
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        while chunk := self._process.stderr.read1(4096):
+        while chunk := os.read(self._process.stderr.fileno(), 4096):
             self._errors = (self._errors + chunk)[-4096:]
 
     def said(self) -> str:
@@ -148,7 +149,8 @@ def connect_tcp(hop: Hop, host: str) -> socket.socket:
             hint="check address in the inventory, HostName in ssh_config, or the VPN",
         ) from None
     tried: list[str] = []
-    for family, kind, protocol, _, address in addresses:
+    for family, kind, protocol, _, place in addresses:
+        address: Any = place
         left = deadline - time.monotonic()
         if left <= 0:
             break
@@ -162,7 +164,7 @@ def connect_tcp(hop: Hop, host: str) -> socket.socket:
         except OSError as error:
             sock.close()
             reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
-            tried.append(f"{address[0]} port {address[1]}: {reason}")
+            tried.append(f"{address[0]!s} port {address[1]}: {reason}")
             last = error
             continue
         return sock

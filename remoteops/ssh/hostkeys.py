@@ -149,7 +149,7 @@ class HostKeyPolicy:
             f"{entry.where} has {fingerprint(entry.blob)}",
             host=self.host,
             tried=f"connect to {self.name}",
-            hint=f"somebody may be listening in. If the host was reinstalled, compare the fingerprint with the host's own "
+            hint=f"somebody may be listening in. If the host was reinstalled, compare the fingerprint with its own "
             f"(ssh-keygen -lf on its console), then delete line {entry.line} of {entry.file} and connect again",
             file=entry.file,
             line=entry.line,
@@ -188,8 +188,9 @@ class HostKeyPolicy:
             message,
             host=self.host,
             tried="looked in " + (", ".join(str(item) for item in self.known.files) or "no file"),
-            hint=f"compare {fingerprint(blob)} with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on its console, or "
-            f"ssh-keyscan -p {self.port} {self.address} | ssh-keygen -lf - from a network you trust), then run:\n      {command}",
+            hint=f"check {fingerprint(blob)} against its own (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub there, "
+            f"or ssh-keyscan -p {self.port} {self.address} | ssh-keygen -lf - from a network you trust), then run:\n"
+            f"      {command}",
             command=command,
             line=line,
             file=where,

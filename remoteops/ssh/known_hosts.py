@@ -1,4 +1,4 @@
-"""known_hosts files, read as OpenSSH reads them: hashed names, wildcards, negation, [host]:port, markers, several files."""
+"""known_hosts files, read as OpenSSH reads them: hashed names, wildcards, negation, [host]:port, markers."""
 
 from __future__ import annotations
 

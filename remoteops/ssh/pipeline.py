@@ -1,17 +1,17 @@
-"""Checksums and disk work beside a transfer, not in its way: a thread reads or writes ahead while the channel is busy."""
+"""Checksums and disk work beside a transfer, not in its way: a thread reads or writes while the channel is busy."""
 
 from __future__ import annotations
 
 import hashlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import BinaryIO
 
 _AHEAD = 8  # chunks that may wait
 
 
-def read_ahead(source: BinaryIO, size: int, chunk: int, digest: hashlib._Hash) -> Iterator[bytes]:
+def read_ahead(source: BinaryIO, size: int, chunk: int, digest: hashlib._Hash) -> Generator[bytes, None, None]:
     """The next ``size`` bytes of a file in chunks; each is added to the digest before it comes. Raises OSError."""
     ready: queue.Queue[bytes | BaseException | None] = queue.Queue(_AHEAD)
     stop = threading.Event()

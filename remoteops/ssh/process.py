@@ -29,8 +29,13 @@ _GRACE = 2.0  # seconds that streams may stay silent and open after the process 
 class Process(Protocol):
     """A running command; RemoteProcess and LocalProcess have this in common."""
 
-    exit_status: int | None
-    exit_signal: str | None
+    @property
+    def exit_status(self) -> int | None:
+        """Once it ended by itself."""
+
+    @property
+    def exit_signal(self) -> str | None:
+        """The name, without SIG, of what killed it."""
 
     def send(self, data: bytes) -> bool:
         """Give it input; blocks while it does not read. False once it takes no more. Raises ConnectionLost."""

@@ -1,4 +1,4 @@
-"""paramiko's Transport with the parts that a machine needs: exit signals, a bound on buffers, a heartbeat, a real end."""
+"""paramiko's Transport with what a machine needs: exit signals, a bound on buffers, a heartbeat, a real end."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Wire:
         self._sock.close()
 
 
-class LinkTransport(paramiko.Transport):
+class LinkTransport(paramiko.Transport):  # type: ignore[misc]
     """One SSH connection.
 
     ``check_key(key type, key blob)`` is called in the handshake before anything secret is sent; whatever it
@@ -121,7 +121,7 @@ def _on_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
     start = message.packet.tell()
     if message.get_text() == "exit-signal":
         message.get_boolean()
-        channel.exit_signal = message.get_text()  # type: ignore[attr-defined]
+        channel.exit_signal = message.get_text()
         channel.status_event.set()
         return
     message.packet.seek(start)

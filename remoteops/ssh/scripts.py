@@ -1,0 +1,74 @@
+"""The shell scripts that move files on the host: POSIX sh, and what every Linux has beside it."""
+
+from __future__ import annotations
+
+_COMMON = r"""LC_ALL=C; export LC_ALL; umask 077
+case $1 in "~/"*) f=$HOME/${1#"~/"};; *) f=$1;; esac
+d=${f%/*}; [ "$d" = "$f" ] && d=.; [ -n "$d" ] || d=/
+size() { echo $(($(wc -c <"$1"))); }
+tool=
+for t in $FIRST openssl python3 sha256sum shasum; do command -v "$t" >/dev/null 2>&1 && { tool=$t; break; }; done
+hash() { # openssl and Python use the processor's own instructions; sha256sum, which starts faster, often does not
+ case $tool in
+  openssl) openssl dgst -sha256 -r;;
+  python3) python3 -I -S -c 'import hashlib
+h = hashlib.sha256(); f = open(0, "rb")
+for b in iter(lambda: f.read(1 << 20), b""): h.update(b)
+print(h.hexdigest())';;
+  shasum) shasum -a 256;;
+  *) sha256sum;;
+ esac 2>/dev/null | cut -c1-64
+}
+"""
+# $1 target, $2 key of the part, $3 size, $4 mode, $5 checksum or "-"
+UPLOAD = (
+    'FIRST=; [ "$5" = - ] || FIRST=sha256sum; '
+    + _COMMON
+    + r"""
+[ -d "$d" ] || mkdir -p "$d" || exit 73
+[ -d "$f" ] && { echo "$f is a folder" >&2; exit 73; }
+p=$d/.${f##*/}.$2.part; have=0; old=-
+if [ -s "$p" ]; then have=$(size "$p"); [ "$have" -le "$3" ] && old=$(hash <"$p"); fi
+free=$(df -Pk "$d" 2>/dev/null | awk 'NR==2{print $4}')
+echo "part $have $old ${free:--}"
+IFS= read -r go || exit 75
+[ "$go" = append ] || : >"$p" || exit 73
+# The checksum is made while the bytes come in.
+said=$({ { cat "$p"; tee -a "$p" && echo stored >&3; } | hash; } 3>&1)
+ok=; s=; for w in $said; do if [ "$w" = stored ]; then ok=1; else s=$w; fi; done
+[ -n "$ok" ] || { rm -f "$p"; exit 74; }
+[ "$5" = - ] && { echo "sum $(size "$p") $s"; exit 0; }
+[ "$(size "$p")" = "$3" ] || exit 75
+if [ "$s" != "$5" ]; then rm -f "$p"; echo "sum $3 $s"; exit 76; fi
+chmod "$4" "$p" && mv -f "$p" "$f" && echo "sum $3 $s"
+"""
+)
+# $1 target, $2 key of the part, $3 mode
+COMMIT = (
+    "FIRST=; "
+    + _COMMON
+    + r"""
+p=$d/.${f##*/}.$2.part; chmod "$3" "$p" && mv -f "$p" "$f"
+"""
+)
+DISCARD = (
+    "FIRST=; "
+    + _COMMON
+    + r"""rm -f "$d/.${f##*/}.$2.part"
+"""
+)
+# $1 source, $2 "sum" or "-"
+DOWNLOAD = (
+    "FIRST=; "
+    + _COMMON
+    + r"""
+[ -e "$f" ] || { echo "$f does not exist" >&2; exit 72; }
+[ -f "$f" ] || { echo "$f is no regular file" >&2; exit 72; }
+[ -r "$f" ] || { echo "$f may not be read" >&2; exit 72; }
+echo "size $(size "$f")" >&2
+IFS= read -r from || exit 75
+if [ "$2" = sum ]; then { echo "sum $(hash <"$f")" >&2; } & fi
+if [ "$from" = 0 ]; then cat "$f"; else tail -c "+$((from+1))" "$f"; fi
+wait
+"""
+)
