@@ -60,7 +60,8 @@ def _patch(
         if dry_run:
             if console.json:
                 console.document({**planned.as_dict(), "host": host.name})
-            return 1 if planned.plan.remaining else 0
+            left = [item.finding for item in planned.plan.remaining]
+            return 1 if any(one.get("confidence") != "risk" for one in left) else 0
         nothing = planned.plan.empty and not planned.state["patches"]
         if not (planned.done or nothing or console.confirm(f"apply this to {host.name}?", yes=yes)):
             raise UsageError(

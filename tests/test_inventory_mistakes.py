@@ -34,14 +34,24 @@ MISTAKES = [
     ("hosts:\n  gpu1:\ngroups:\n  g: [gpu1, gpu2]\n", 4, "groups.g.1", "names 'gpu2'", "'gpu1'"),
     ("hosts:\n  a:\ngroups:\n  a: [a]\n", 4, "groups.a", "both a host and a group", "rename"),
     ("hosts:\n  all:\n", 2, "hosts.all", "stands for every host", "rename"),
-    ("profiles: {tiny: {}}\nhosts:\n  a:\n    workload:\n      profile: tinny\n", 5, "hosts.a.workload.profile",
-     "no workload profile 'tinny'", "'tiny'"),
+    (
+        "profiles: {tiny: {}}\nhosts:\n  a:\n    workload:\n      profile: tinny\n",
+        5,
+        "hosts.a.workload.profile",
+        "no workload profile 'tinny'",
+        "'tiny'",
+    ),
     ("hosts:\n  a:\n    password: x\n", 3, "hosts.a.password", "secret", "SSH agent"),
     ("hosts:\n  a:\n    env:\n      HF_TOKEN: abc\n", 4, "hosts.a.env.HF_TOKEN", "secret", "environment"),
     ("hosts:\n  a:\n    env: {X: hf_abcdefghijklmnopqrstuvwxyz}\n", 3, "hosts.a.env.X", "secret", ""),
     ("hosts:\n  a:\n    address: ssh://me:pw@host\n", 3, "hosts.a.address", "secret", ""),
-    ("hosts:\n  a:\n    identity_files: |\n      -----BEGIN OPENSSH PRIVATE KEY-----\n      xyz\n", 3,
-     "hosts.a.identity_files", "secret", "key file"),
+    (
+        "hosts:\n  a:\n    identity_files: |\n      -----BEGIN OPENSSH PRIVATE KEY-----\n      xyz\n",
+        3,
+        "hosts.a.identity_files",
+        "secret",
+        "key file",
+    ),
     ("", 1, None, "empty", "hosts"),
     ("- a\n", 1, None, "no mapping", "hosts"),
     ("hosts:\n\ta: 1\n", 2, None, "cannot start any token", "spaces"),
@@ -137,7 +147,9 @@ _VALUES = st.recursive(
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(["port", "user", "jump", "env", "timeouts", "workload", "identity_files", "lab", "venv"]), _VALUES)
+@given(
+    st.sampled_from(["port", "user", "jump", "env", "timeouts", "workload", "identity_files", "lab", "venv"]), _VALUES
+)
 def test_no_value_leads_to_any_other_error(tmp_path: Path, key: str, value: object) -> None:
     import json
 

@@ -88,7 +88,9 @@ def test_another_key_is_refused(place: Place, tmp_path: Path) -> None:
     other = Place("seed", root=tmp_path / "other")
     other.prepare()
     server.make_keys(other)
-    host = server.as_host(place).model_copy(update={"identity_files": (str(other.user_key),), "ssh_config": "/dev/null"})
+    host = server.as_host(place).model_copy(
+        update={"identity_files": (str(other.user_key),), "ssh_config": "/dev/null"}
+    )
     from remoteops.errors import AuthFailed
 
     with pytest.raises(AuthFailed):
@@ -147,7 +149,9 @@ def test_it_can_be_a_jump_host(place: Place) -> None:
     host = server.as_host(place)
     config = Path(str(host.ssh_config)).read_text() + "\n"
     two = place.operator / "two"
-    two.write_text(config.replace("Host lab", "Host first") + config.replace("Host lab", "Host second\n  ProxyJump first"))
+    two.write_text(
+        config.replace("Host lab", "Host first") + config.replace("Host lab", "Host second\n  ProxyJump first")
+    )
     with connect(host.model_copy(update={"name": "second", "ssh_config": str(two), "address": None})) as link:
         assert link.exec(["pwd"]).stdout.decode().strip() == str(place.home)
 
@@ -207,7 +211,9 @@ def test_a_command_outlives_a_client_that_went_away_until_it_writes(place: Place
         link.exec(["pkill", "-f", "[e]cho .i > tick"], check=False)
 
 
-def test_an_account_that_openssh_refuses_gets_the_embedded_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_account_that_openssh_refuses_gets_the_embedded_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not server.sshd_path():
         pytest.skip("no sshd here")
     # A login shell that refuses: what a service account has.

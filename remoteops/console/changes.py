@@ -61,9 +61,10 @@ def remaining(console: Console, items: Sequence[Mapping[str, Any]]) -> None:
 def outcome(console: Console, host: str, document: Mapping[str, Any]) -> int:
     """What applying did. 0 when the host is compatible now, 1 when breaks are left that no patch resolves."""
     left = document["remaining"]
+    code = 1 if any(item["finding"].get("confidence") != "risk" for item in left) else 0
     if console.json:
         console.document({**document, "host": host})
-        return 1 if left else 0
+        return code
     if document["already"]:
         console.say(
             f"{host}: nothing to do, it is patched already" if document.get("done") else f"{host}: nothing to patch"
@@ -76,7 +77,7 @@ def outcome(console: Console, host: str, document: Mapping[str, Any]) -> int:
             tail = f", and imported in the host's venv: {', '.join(imported)}" if imported else ""
             console.say(f"proved: audited again without a break{tail}")
     remaining(console, left)
-    return 1 if left else 0
+    return code
 
 
 def reverted(console: Console, document: Mapping[str, Any]) -> int:
@@ -105,4 +106,9 @@ def state(console: Console, document: Mapping[str, Any]) -> int:
             console.say(f"    {file.get('file') or file.get('path')}: {file['state']}")
         if item.get("hint"):
             console.say(f"    do: {item['hint']}")
+    foreign = document.get("foreign") or []
+    if foreign:
+        console.say("  changed since they were installed, and not by a patch of ours:", style="yellow")
+        for name in foreign:
+            console.say(f"    {name if isinstance(name, str) else name.get('path') or name.get('file')}")
     return 0 if fine else 1
