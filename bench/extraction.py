@@ -113,6 +113,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--format", choices=["safetensors", "speculators-v1"], default="safetensors")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--memory-share", type=float, default=0.6, help="gpu_memory_utilization")
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="JSON: more of vLLM's arguments, for all engines")
     parser.add_argument("--out", default="/tmp/remoteops-bench", help="where the samples go; a disk like the real one")
     parser.add_argument("--json", default="", help="write the results there as well")
     parser.add_argument(
@@ -194,6 +195,7 @@ def plain(options: argparse.Namespace, model: str, out: Path) -> tuple[Callable[
         tensor_parallel_size=options.tensor_parallel,
         dtype=dtype(),
         disable_log_stats=True,
+        **options.engine_args,
     )
     prompts = [{"prompt_token_ids": ids} for ids in token_ids(options)]
     once = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
@@ -226,7 +228,7 @@ def ours(options: argparse.Namespace, model: str, out: Path) -> tuple[Callable[[
         "max_batched_tokens": BUDGET,
         "gpu_memory_utilization": options.memory_share,
         "out": str(out),
-        "engine_args": {"load_format": "dummy"},
+        "engine_args": {"load_format": "dummy", **options.engine_args},
         "disk_reserve": 1 << 30,
         "seed": 0,
     }

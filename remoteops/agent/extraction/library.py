@@ -19,6 +19,7 @@ from remoteops.agent.protocol import AgentError
 MODULE = "speculators.data_generation.vllm_hidden_states_generator"
 BATCHED_TOKENS = 8192
 SEQUENCES = 256
+_NESTED = {"compilation_config": "CompilationConfig", "kernel_config": "KernelConfig"}
 _CONFIGS = ("ModelConfig", "CacheConfig", "ParallelConfig", "SchedulerConfig", "LoadConfig", "VllmConfig")
 
 
@@ -97,10 +98,9 @@ def settings(module: Any, job: Mapping[str, Any], worker: Optional[str], chunked
         if name in before:
             known = parameters(before[name])
             mine = {key: value for key, value in {**added[name], **extra}.items() if key in known}
-            if isinstance(mine.get("compilation_config"), dict):
-                from vllm.config import CompilationConfig
-
-                mine["compilation_config"] = CompilationConfig(**mine["compilation_config"])
+            for key, kind in _NESTED.items():
+                if isinstance(mine.get(key), dict):
+                    mine[key] = getattr(importlib.import_module("vllm.config"), kind)(**mine[key])
             used |= set(mine)
             setattr(module, name, _with(before[name], mine))
     left = sorted(set(extra) - used - {"max_model_len"})
