@@ -32,6 +32,7 @@ def command_line(interpreter: str, root: str) -> List[str]:
     return [
         interpreter,
         "-I",
+        "-S",
         "-c",
         "import sys; sys.path.insert(0, sys.argv[1]); from remoteops.agent.keeper import main; main()",
         root,

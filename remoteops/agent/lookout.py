@@ -10,8 +10,8 @@ from remoteops.agent import evidence, processes
 from remoteops.agent.gpus import Gpus
 from remoteops.agent.processes import Process
 
-LOOK_EVERY = {"gpus": 5.0, "gpus by a process": 15.0, "disk": 10.0, "tree": 15.0}
-"""Seconds between two looks; a look through nvidia-smi costs a process and is rarer."""
+LOOK_EVERY = {"gpus": 5.0, "gpus by a process": 15.0, "gpu event": 30.0, "disk": 10.0, "tree": 15.0}
+"""Seconds between two looks; a look through nvidia-smi costs a process and is rarer, and so is a line in the events."""
 LOW_DISK = 1 << 30
 """Bytes left at which a run's disk is called nearly full."""
 KNOWN = 500
@@ -45,8 +45,9 @@ class Lookout:
         if self.gpus.present and self._is_due("gpus" if self.gpus.cheap else "gpus by a process"):
             shown = [device for device in self.gpus.devices() if indexes is None or device["index"] in indexes]
             self.found["gpus"] = shown
-            names = ("index", "memory_used", "memory_total", "utilization")
-            self._event("gpu", gpus=[{name: device[name] for name in names} for device in shown])
+            if self._is_due("gpu event"):
+                names = ("index", "memory_used", "memory_total", "utilization")
+                self._event("gpu", gpus=[{name: device[name] for name in names} for device in shown])
         if self._is_due("disk"):
             self._look_at_disk(place)
         return self._look_at_processes(members()) if self._is_due("tree") else False

@@ -120,12 +120,17 @@ def _size(count: Optional[int]) -> str:
     return "no GPU memory seen" if count is None else "%.1f GiB of GPU memory" % (count / 2**30)
 
 
+def _own_root() -> str:
+    """Where this process imports the agent from: the archive, its unpacked twin, or a source tree."""
+    import remoteops
+
+    return os.path.dirname(os.path.abspath(next(iter(remoteops.__path__))))
+
+
 def _import_root(run: RunDir) -> str:
     """Where Python finds this agent: a copy of the archive in the run directory, or the source tree it was started
     from."""
-    import remoteops
-
-    place = os.path.dirname(os.path.abspath(next(iter(remoteops.__path__))))
+    place = _own_root()
     for archive in (place, place + ".pyz"):  # verbs run from the archive's unpacked twin beside it
         if os.path.isfile(archive):
             shutil.copyfile(archive, run.archive)
@@ -182,7 +187,7 @@ def _launch(request: Dict[str, Any], run: RunDir, env: Dict[str, str], indexes: 
         "scoped": bool(way.prefix),
         "out": os.path.expanduser(fill(request["out"])) if request.get("out") else None,
     }
-    report = _start_keeper(run, agent, way, spec, float((request.get("timeouts") or {}).get("start", START_TIMEOUT)))
+    report = _start_keeper(run, way, spec, float((request.get("timeouts") or {}).get("start", START_TIMEOUT)))
     if "error" in report:
         shutil.rmtree(run.path, ignore_errors=True)
         raise AgentError(
@@ -221,11 +226,11 @@ def _result(run: RunDir, warning: str = "") -> Dict[str, Any]:
     }
 
 
-def _start_keeper(run: RunDir, agent: str, way: survival.Way, spec: Dict[str, Any], timeout: float) -> Dict[str, Any]:
+def _start_keeper(run: RunDir, way: survival.Way, spec: Dict[str, Any], timeout: float) -> Dict[str, Any]:
     clean = {name: value for name, value in os.environ.items() if name not in (MARKER, "REMOTEOPS_RUN_DIR")}
     with open(run.supervisor_log, "ab") as errors:
         started = subprocess.Popen(
-            [*way.prefix, *keeper.command_line(sys.executable, agent)],
+            [*way.prefix, *keeper.command_line(sys.executable, _own_root())],
             env={**clean, **way.env},
             cwd="/",
             stdin=subprocess.PIPE,
@@ -253,6 +258,12 @@ def _start_keeper(run: RunDir, agent: str, way: survival.Way, spec: Dict[str, An
                 said = stream.read()[-400:].decode("utf-8", "replace").strip()
         except OSError:
             pass
+        # Whatever it did start must not live on without anybody who knows of it.
+        try:
+            os.killpg(started.pid, signal.SIGKILL)
+        except OSError:
+            pass
+        tree.send(tree.members(run.id, {}).values(), signal.SIGKILL)
         return {"error": "no word from its keeper within %.0f s%s" % (timeout, ": " + said if said else "")}
 
 

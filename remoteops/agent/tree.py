@@ -120,7 +120,8 @@ def end(
 
 def describe(pids: Iterable[int]) -> List[Dict[str, Any]]:
     """[{"pid", "user", "command"}] for people."""
-    return [{"pid": pid, "user": processes.user(pid), "command": processes.command(pid)} for pid in sorted(pids)]
+    rows = [{"pid": pid, "user": processes.user(pid), "command": processes.command(pid)} for pid in sorted(pids)]
+    return [row for row in rows if row["command"]]  # the others are gone already
 
 
 def gpus_released(

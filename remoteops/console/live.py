@@ -88,7 +88,7 @@ class LiveView:
 
     # -- what happens -----------------------------------------------------------------------------------------------
     def phase(self, name: str, state: str = "active", text: str = "") -> None:
-        """A phase begins ("active") or has ended ("done", "failed", "skipped"); active ones before it have ended too."""
+        """A phase begins ("active") or has ended ("done", "failed", "skipped"); earlier active ones have ended too."""
         now = self._clock()
         before = self._phases.get(name)
         if name not in self._order:
