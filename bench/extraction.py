@@ -113,7 +113,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--format", choices=["safetensors", "speculators-v1"], default="safetensors")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--memory-share", type=float, default=0.6, help="gpu_memory_utilization")
-    parser.add_argument("--engine-args", type=json.loads, default={}, help="JSON: more of vLLM's arguments, for all engines")
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="JSON: more of vLLM's arguments, for all")
     parser.add_argument("--out", default="/tmp/remoteops-bench", help="where the samples go; a disk like the real one")
     parser.add_argument("--json", default="", help="write the results there as well")
     parser.add_argument(
