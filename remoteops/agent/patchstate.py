@@ -117,7 +117,9 @@ def describe(store: Store, state: Dict[str, Any]) -> Dict[str, Any]:
         )
         seen.add(what)
     identity = distinfo.identity(root, package)
-    installed = state.get("dist") is not None and identity != state.get("dist")
+    # inode and time of RECORD also change when a venv is copied; what it says changes with another release only
+    then = state.get("dist") or {}
+    installed = bool(then) and any((identity or {}).get(key) != then.get(key) for key in ("name", "version", "record"))
     if not known:
         verdict = CLEAN
     elif not os.path.isdir(os.path.join(root, package)):
