@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import builtins
+import collections.abc
+import importlib
 import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
@@ -91,6 +93,8 @@ class Lineage(NamedTuple):
     open: str
 
 
+_STANDARD = {"collections", "collections.abc", "threading", "logging", "concurrent.futures", "argparse", "json", "datetime", "pathlib", "contextlib",
+             "queue", "string", "types", "decimal", "io", "functools", "random", "ast", "html.parser", "unittest"}
 _SETTERS = ("setattr", "__setattr__", "register_buffer", "register_parameter", "add_module", "register_module")
 _NAMED = re.compile(r"(?:%s)\s*\(" % "|".join(_SETTERS))
 
@@ -411,14 +415,23 @@ class Classes:
 
 def known_base(name: str) -> bool:
     """Whether the attributes of an external base are known."""
-    return name in KNOWN_BASES or isinstance(getattr(builtins, name, None), type)
+    return name in KNOWN_BASES or _standard(name) is not None
+
+
+def _standard(name: str) -> Optional[type]:
+    """A class of Python's own library by dotted name, from the few modules that are safe to load and often derived from."""
+    module, _, last = name.rpartition(".")
+    if module == "typing" and hasattr(collections.abc, last):
+        module = "collections.abc"
+    found = getattr(importlib.import_module(module), last, None) if module in _STANDARD else getattr(builtins, name, None)
+    return found if isinstance(found, type) else None
 
 
 def base_names(name: str) -> Set[str]:
     if name in KNOWN_BASES:
         return set(KNOWN_BASES[name])
-    found = getattr(builtins, name, None)
-    return set(dir(found)) if isinstance(found, type) else set()
+    found = _standard(name)
+    return set(dir(found)) if found is not None else set()
 
 
 def _merge(lists: List[List[ClassInfo]]) -> List[ClassInfo]:

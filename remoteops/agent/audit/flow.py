@@ -44,6 +44,8 @@ class FlowScope(Scope):
         self.memo: Dict[int, Value] = {}
         self.node: Optional[ast.AST] = function.node if function is not None else None
         self.qualname = function.qualname if function is not None else ""
+        # Where decorators, defaults and annotations of methods are evaluated: in the class body.
+        self.place: Optional["FlowScope"] = None
 
     def fork(self) -> "FlowScope":
         """The same scope with its own copies of what may change."""
@@ -131,6 +133,7 @@ class Flow(Evaluator):
         for unit in info.unit.body().units:
             inside = FlowScope(self, info.module, outer.function, outer=outer.outer, receiver=outer.receiver)
             inside.names, inside.qualname, inside.node = outer.names, outer.qualname, outer.node
+            inside.place = scope
             self._definition(unit, inside, info.qualname + ".", info)
         self.on_class(info, outer)
 
@@ -138,15 +141,17 @@ class Flow(Evaluator):
         node = function.node
         if node is None:
             return
+        place = outer.place or outer
         for decorator in node.decorator_list:
-            self.evaluate(decorator, outer)
+            if last_name(decorator) not in ("setter", "getter", "deleter"):
+                self.evaluate(decorator, place)
         for default in list(node.args.defaults) + [d for d in node.args.kw_defaults if d is not None]:
-            self.evaluate(default, outer)
+            self.evaluate(default, place)
         if not _postponed(function.module):
             arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs + [a for a in (node.args.vararg, node.args.kwarg) if a]
             for annotation in [a.annotation for a in arguments] + [node.returns]:
                 if annotation is not None and not isinstance(annotation, ast.Constant):
-                    self.evaluate(annotation, outer)
+                    self.evaluate(annotation, place)
         receiver: Optional[Value] = None
         if function.owner is not None and self.decorators.flavour(function) in ("function", "property"):
             receiver = Instance(function.owner)

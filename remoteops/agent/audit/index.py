@@ -224,17 +224,16 @@ class Index:
             name in ("__path__",) and module.is_package
         ):
             return Symbol("dynamic", dotted, module=module)
-        unsure: Optional[Symbol] = None
-        for star, guards in module.stars:
-            if TYPING in guards and not typing and not self._lazy(module):
-                continue
-            found = self._from_star(star, name, typing, seen)
-            if found is not None and found.certain:
-                return found
-            unsure = unsure or found
-        found = self._from_getattr(module, name, bindings, seen)
+        found, unsure = self._from_stars(module, name, typing, seen, False)
         if found is not None:
             return found
+        found = self._from_getattr(module, name, bindings, seen)
+        if found is not None and found.certain:
+            return found
+        fallback, maybe = self._from_stars(module, name, typing, seen, True)
+        if fallback is not None or found is not None:
+            return fallback or found
+        unsure = unsure or maybe
         if unsure is not None:
             return unsure
         if module.dynamic:
@@ -329,6 +328,20 @@ class Index:
         if target.exports is None and name.startswith("_"):
             return None
         return self._lookup(target, name, typing, seen)
+
+    def _from_stars(
+        self, module: Module, name: str, typing: bool, seen: Set[Tuple[str, str]], fallback: bool
+    ) -> Tuple[Optional[Symbol], Optional[Symbol]]:
+        """(found, perhaps found) through ``from x import *``; ``fallback``: those in except clauses, which come last."""
+        unsure: Optional[Symbol] = None
+        for star, guards in module.stars:
+            if (HANDLER in guards) is not fallback or (TYPING in guards and not typing and not self._lazy(module)):
+                continue
+            found = self._from_star(star, name, typing, seen)
+            if found is not None and found.certain:
+                return found, None
+            unsure = unsure or found
+        return None, unsure
 
     def _lazy(self, module: Module) -> bool:
         return "__getattr__" in module.bindings or module.replaced

@@ -229,6 +229,9 @@ class Recorder(Flow):
         found = [h for h in everything if h.status == "found"]
         unsure = [h for h in hits if h.status == "unsure"]
         partly = next((h for h in hits if h.status == "partly"), None)
+        if missing and any(isinstance(h.option, (Unknown, ExternalInstance)) for h in everything):
+            self.settle(site, S.UNRESOLVED, "may be a %s, which lacks it, or something that is not known" % _label(missing[0].option))
+            return
         if len(missing) >= NEARLY_ALL * len(everything) and missing and self._set_elsewhere(name, missing):
             self.settle(site, S.UNRESOLVED, "no class body or method sets %s, other code of %s does" % (name, self.provider))
             return
@@ -396,7 +399,8 @@ class Recorder(Flow):
                 self.settle(site, S.RISK, note, (Problem("missing-attribute", node.attr, error="none", message=note, sure=False),))
             elif hit.status == "unsure":
                 self.settle(site, S.UNRESOLVED, hit.reason)
-        if callable_value:
+        unknown = [o for o in options(base) if isinstance(o, (Unknown, ExternalInstance))]
+        if callable_value and (touched or (unknown and any(isinstance(o, BoundMethod) for o in options(value)))):
             self.stores.append(Store(node, base, value, scope, site))
 
     def on_class(self, info: ClassInfo, scope: FlowScope) -> None:
