@@ -17,6 +17,7 @@ from remoteops.ssh.process import Process, Tail, failed
 HEAD = 1024 * 1024  # bytes of stdout kept from its beginning
 TAIL = 1024 * 1024  # bytes of stdout kept from its end
 STDERR = 64 * 1024  # bytes of stderr kept from its end
+TICK = 10.0  # seconds between signs of life to a verb on this machine
 Sink = Callable[[bytes], None]
 Progress = Callable[[int, int], None]
 
@@ -49,7 +50,14 @@ class BaseLink:
 
     def every_while(self, tick: Callable[[], None]) -> Callable[[], None]:
         """Call ``tick`` every few seconds until the function given back is called."""
-        return lambda: None
+        over = threading.Event()
+
+        def run() -> None:
+            while not over.wait(TICK):
+                tick()
+
+        threading.Thread(target=run, name="remoteops-tick", daemon=True).start()
+        return over.set
 
     def __enter__(self) -> Self:
         return self
