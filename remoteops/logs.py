@@ -273,7 +273,7 @@ def follow(
         for worker in workers:
             worker.cut()
         for thread in threads:
-            thread.join(timeout=0.5 / max(1, len(threads)))
+            thread.join(timeout=0.3 / max(1, len(threads)))
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -19,7 +20,7 @@ import pytest
 from remoteops import logs, runs
 from remoteops.logs import Target, What
 from tests import sshd
-from tests.runs_fixtures import Place, Recorder, place
+from tests.runs_fixtures import Place, Recorder, place, until
 
 __all__ = ["place"]
 
@@ -206,3 +207,39 @@ def test_a_hundred_lost_connections_and_a_million_lines_once_each_in_order(place
         thread.join()
     assert bytes(sink.data[0]) == b"".join(b"%d\n" % n for n in range(1_000_000))
     assert found.exit_code == 0 and cuts == 100 and sink.kinds().count("back") >= 95
+
+
+FOLLOWER = """
+import json, sys
+from remoteops import logs
+from remoteops.console import Console
+from remoteops.console.logview import LogView
+from remoteops.inventory import Host
+targets = [logs.Target(Host(**json.loads(sys.argv[1])))]
+sys.exit(logs.follow(targets, LogView(Console(), targets), logs.What(lines=None)).exit_code)
+"""
+
+
+@pytest.mark.slow
+def test_a_laptop_that_slept_goes_on_where_it_was(place: Place, tmp_path: Path) -> None:
+    place.start_python(NUMBERS.format(count=200, pause=0.05))
+    with sshd.running(tmp_path / "sshd") as server:
+        there = server.host(state_dir=place.state_dir, timeouts=QUICK)
+        plain = {"name", "connect", "address", "port", "user", "identity_files", "known_hosts"}
+        fields = there.model_dump(include=plain)
+        fields.update(ssh_config=os.devnull, cache_dir=there.cache_dir, state_dir=there.state_dir, timeouts=QUICK)
+        root = Path(__file__).parents[1]
+        out = tmp_path / "out"
+        with out.open("wb") as stream:
+            asleep = subprocess.Popen(
+                [sys.executable, "-c", FOLLOWER, json.dumps(fields)], stdout=stream, stderr=subprocess.PIPE, cwd=root
+            )
+        until(lambda: out.stat().st_size > 50)
+        asleep.send_signal(signal.SIGSTOP)
+        time.sleep(2)
+        server.signal_sessions(signal.SIGKILL)  # meanwhile the other end has given up
+        time.sleep(2)
+        asleep.send_signal(signal.SIGCONT)
+        _, said = asleep.communicate(timeout=60)
+    assert asleep.returncode == 0 and b"trying again" in said and b"going on at byte" in said
+    assert out.read_bytes().split() == [str(n).encode() for n in range(200)]
