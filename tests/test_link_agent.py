@@ -118,7 +118,7 @@ def path_without_python(tmp_path: Path, *extra: str) -> str:
     """A PATH with what sh needs, and no Python."""
     folder = tmp_path / "bin"
     folder.mkdir(exist_ok=True)
-    for name in ("sh", "id", "mkdir", "chmod", "cat", "wc", "sha256sum", "cut", "mv", "rm", "df", "awk", "tail"):
+    for name in ("sh", "id", "mkdir", "chmod", "cat", "wc", "sha256sum", "cut", "mv", "rm", "df", "awk", "tail", "tee"):
         for place in ("/bin", "/usr/bin"):
             if os.path.exists(f"{place}/{name}") and not (folder / name).exists():
                 (folder / name).symlink_to(f"{place}/{name}")
@@ -128,7 +128,7 @@ def path_without_python(tmp_path: Path, *extra: str) -> str:
 def test_no_interpreter_says_what_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(
         remote,
-        "_START",
+        "START",
         remote.START.replace("/usr/bin/python3", "/nowhere/python3").replace("/usr/local/bin/python3", "/nowhere/3"),
     )
     with sshd.running(tmp_path / "s", environment={"PATH": path_without_python(tmp_path)}) as own:
