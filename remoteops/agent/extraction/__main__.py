@@ -52,6 +52,10 @@ def main(argv: List[str]) -> int:
         reporter.failure(error.kind, error.message, error.hint, tried=error.tried, data=error.data)
     except BaseException as error:  # noqa: BLE001 - the end of the process: whatever it was leaves as one event
         traceback.print_exc()
+        if reporter.stopping:  # whoever stops a run may end its workers too
+            reporter.notice("stopped while the engine ended: %s: %s" % (type(error).__name__, str(error).strip()[:500]))
+            reporter.outcome("stopped", **reporter.written)
+            return 0
         reporter.failure(
             "RunFailed",
             "%s: %s" % (type(error).__name__, str(error).strip()[:2000]),
