@@ -120,11 +120,17 @@ class Planner:
                 drafts[file] = (self._drafts.get(file) or edits.Draft(self.sources[file], file)).copy()
             useful |= drafts[file].apply(edit)
             entered.append((file, edit))
-        if not useful:  # an edit that finds itself done cannot be what this finding needs
+        if not useful and any(self._fresh(file).apply(edit) for file, edit in placed):
+            return  # another finding's fix has done it in this plan
+        if not useful:  # an edit that finds itself done in the audited text cannot be what this finding needs
             raise PatchError(f"the edit is in {placed[0][0]} already, and the finding is there all the same")
         for file, edit in entered:
             self._edits.setdefault(file, []).append((_key(file, edit), edit))
         self._drafts.update(drafts)
+
+    def _fresh(self, file: str) -> edits.Draft:
+        """A draft of the audited text."""
+        return edits.Draft(self.sources[file], file)
 
     def results(self, fixes: Sequence[Fix]) -> dict[str, tuple[bytes, list[tuple[Fix, Lines]]]]:
         """Every file that changes: its planned bytes, and the lines there that each fix wrote."""

@@ -292,3 +292,27 @@ def test_plan_is_pure_and_the_same_for_the_same_audit() -> None:
     assert one == two and one.files[0].planned == b"def f():\n    return make(a=1)\n"
     risk = {**finding, "confidence": "risk"}
     assert planning.plan_from({"findings": [risk]}, {"x.py": source}).empty
+
+
+def test_two_findings_with_one_cure_count_as_resolved_by_it() -> None:
+    source = b"class HiddenStatesWorkerExtension:\n    def _setup_hidden_states_capture(self, ids):\n        model = self.m\n"
+    source += b"        if not supports_eagle3(model):\n            raise ValueError(model)\n        base_model = model.model\n"
+    findings = [
+        {
+            "kind": "behaviour",
+            "rule": rule,
+            "confidence": "contract",
+            "symbol": "s",
+            "detail": "d",
+            "file": "a/custom_worker.py",
+            "line": line,
+            "fix": {"recipe": rule},
+        }
+        for rule, line in (("drop-supports-eagle3-gate", 4), ("unwrap-language-model", 6))
+    ]
+    plan = planning.plan_from({"findings": findings}, {"a/custom_worker.py": source})
+    assert not plan.remaining and [fix.id for fix in plan.fixes] == [
+        "drop-supports-eagle3-gate",
+        "unwrap-language-model",
+    ]
+    assert plan.files[0].planned.count(b"get_language_model()") == 1
