@@ -352,3 +352,33 @@ def test_out_of_memory_is_proved_by_what_the_kernel_says(monkeypatch: pytest.Mon
         "the out-of-memory killer struck 1 time(s) in the run's control group since the start",
     ]
     assert evidence.out_of_memory({"host": 5, "group": 2}, [1]) == []
+
+
+KILLED, CRASHED, CODE_0, CODE_3 = signal.SIGKILL, signal.SIGSEGV, 0, 3 << 8
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "stopping", "speaks", "state", "words"),
+    [
+        ("done", CODE_0, None, True, "done", "finished"),
+        ("done", CRASHED, None, True, "done", "SIGSEGV"),
+        ("failed", CODE_3, None, True, "failed", "reported failure"),
+        ("failed", CODE_3, "stopped by ann", True, "stopped", "ann"),
+        ("stopped", CODE_0, "stopped by ann", True, "stopped", "ann"),
+        ("done", CODE_0, "stopped by ann", True, "done", "finished"),
+        (None, KILLED, "stopped by ann", True, "stopped", "ann"),
+        (None, KILLED, None, True, "lost", "SIGKILL"),
+        (None, CRASHED, None, True, "failed", "crashed"),
+        (None, None, None, True, "lost", "no outcome"),
+        (None, CODE_0, None, False, "done", "finished"),
+        (None, CODE_0, None, True, "failed", "never said"),
+        (None, CODE_3, None, False, "failed", "exit code 3"),
+        (None, 137 << 8, None, False, "failed", "SIGKILL"),
+    ],
+)
+def test_every_way_to_end_has_its_name(
+    outcome: str | None, status: int | None, stopping: str | None, speaks: bool, state: str, words: str
+) -> None:
+    said = {"state": outcome} if outcome else None
+    found, reason = evidence.conclude(said, None, status, stopping=stopping, expect_outcome=speaks)
+    assert found == state and words in reason

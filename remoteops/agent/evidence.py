@@ -134,9 +134,10 @@ def conclude(
         words = "" if status is None else exit_words(status)[2]
         if said == "done":
             return said, "finished" if not words or status == 0 else "finished; its process then ended with %s" % words
-        if said == "failed":
+        if said == "failed" and not stopping:
             return said, (error or {}).get("message") or "the engine reported failure"
-        return said, stopping or "the engine stopped"
+        # An engine that is asked to end amid its work may well call that a failure; it is what was asked for.
+        return "stopped", stopping or "the engine stopped"
     if stopping:
         return "stopped", stopping
     if status is None:
