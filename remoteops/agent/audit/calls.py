@@ -35,6 +35,7 @@ from remoteops.agent.audit.values import (
     options,
     reaches,
 )
+from remoteops.agent.audit.values import key as value_key
 
 PASS_THROUGH = {
     "list",
@@ -55,7 +56,7 @@ PASS_THROUGH = {
     "deepcopy",
 }
 CONTAINERS = {"ModuleList", "Sequential", "ParameterList"}
-MAX_RETURNS = 7
+MAX_RETURNS = 5
 
 
 class Callee(NamedTuple):
@@ -269,9 +270,10 @@ class Calls(Attributes):
         self._returning = getattr(self, "_returning", {})
         if self._returning.get(key) or len(self._returning) > MAX_RETURNS:
             return UNKNOWN
-        memo = "returned" if not arguments and bound is None else ""
-        if memo and memo in function.facts:
-            return function.facts[memo]  # type: ignore[return-value]
+        memo: Dict[Any, Value] = function.facts.setdefault("returned", {})  # type: ignore[assignment]
+        case = (value_key(bound) if bound is not None else None, tuple(sorted((n, value_key(v)) for n, v in (arguments or {}).items())))
+        if case in memo:
+            return memo[case]
         node = function.node
         if node is None:
             return UNKNOWN
@@ -287,8 +289,7 @@ class Calls(Attributes):
             value = join(found) if found else NONE
         finally:
             del self._returning[key]
-        if memo:
-            function.facts[memo] = value
+        memo[case] = value
         return value
 
     def awaited(self, value: Value) -> Value:

@@ -7,7 +7,7 @@ import builtins
 import collections.abc
 import importlib
 import re
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo, Index, Symbol, is_overload
 from remoteops.agent.audit.modules import is_type_checking, last_name
@@ -104,6 +104,8 @@ class Classes:
 
     def __init__(self, index: Index) -> None:
         self.index = index
+        # Why a class's decorators may give it more attributes: set by the evaluator, which knows decorators.
+        self.decorated: Callable[[ClassInfo], str] = lambda info: ""
         self._stored: Dict[Unit, Dict[str, List[ast.AST]]] = {}
 
     # -- bases -------------------------------------------------------------------------------------------------------
@@ -371,6 +373,8 @@ class Classes:
     def _fallback(self, info: ClassInfo) -> str:
         line = self.lineage(info)
         for klass in line.classes:
+            if self.decorated(klass):
+                return self.decorated(klass)
             for name in ("__getattr__", "__getattribute__"):
                 if self.own(klass, name):
                     return "%s defines %s" % (klass.dotted, name)

@@ -92,7 +92,7 @@ for _package in ("attr", "attrs"):
 
 class Recipe(NamedTuple):
     """How a class gets its constructor. ``family``: plain, dataclass, pydantic, attrs. ``extra``: pydantic's setting, if given.
-    ``doubt``: why the constructor may be another one, if so."""
+    ``doubt``: why the constructor may be another one, ``open``: why there may be more attributes, if so."""
 
     family: str = "plain"
     init: bool = True
@@ -100,6 +100,7 @@ class Recipe(NamedTuple):
     extra: str = ""
     doubt: str = ""
     auto_attribs: bool = True
+    open: str = ""
 
 
 class Decorators:
@@ -121,8 +122,8 @@ class Decorators:
                 if made.family != "plain":
                     doubt = made.doubt or result.doubt
                     result = made._replace(doubt=doubt)
-                elif made.doubt:
-                    result = result._replace(doubt=result.doubt or made.doubt)
+                elif made.doubt or made.open:
+                    result = result._replace(doubt=result.doubt or made.doubt, open=result.open or made.open)
             info.facts["recipe"] = result
         return info.facts["recipe"]  # type: ignore[return-value]
 
@@ -143,7 +144,7 @@ class Decorators:
                 return Recipe()
             if last_name(target).endswith("dataclass"):
                 return Recipe("dataclass", doubt="decorator %s is not at hand" % name)
-            return Recipe(doubt="decorator %s is not at hand" % (name or "?"))
+            return Recipe(doubt="decorator %s is not at hand" % (name or "?"), open="decorator %s is not at hand" % (name or "?"))
         return _with_options(made, call, info.module) if made.family != "plain" else made
 
     def _of(self, name: str, function: Optional[FunctionInfo], depth: int) -> Optional[Recipe]:
@@ -165,19 +166,19 @@ class Decorators:
         if ".__init__ =" in function.unit.text:
             doubt = "decorator %s replaces __init__" % function.name
         found = self._returned(node, node, function.module, depth)
+        adds = any(isinstance(n, ast.Call) and last_name(n.func) == "setattr" and len(n.args) > 1 and not isinstance(n.args[1], ast.Constant) for n in ast.walk(node))
+        opened = "decorator %s sets attributes under computed names" % function.name if adds else next((r.open for r in found if r.open), "")
         families = [r for r in found if r.family != "plain"]
         if families:
-            return families[0]._replace(doubt=families[0].doubt or doubt)
+            return families[0]._replace(doubt=families[0].doubt or doubt, open=opened)
         transformed = any(
             last_name(d.func if isinstance(d, ast.Call) else d) == "dataclass_transform" for d in node.decorator_list
         )
         if transformed and not found:
             return Recipe("dataclass", doubt=doubt or "decorator %s is only declared a dataclass maker" % function.name)
         doubts = [r.doubt for r in found if r.doubt]
-        return Recipe(
-            doubt=doubt
-            or (doubts[0] if doubts else "" if found else "decorator %s returns something else" % function.name)
-        )
+        text = doubts[0] if doubts else "" if found else "decorator %s returns something else" % function.name
+        return Recipe(doubt=doubt or text, open=opened or ("" if found else text))
 
     def _returned(self, node: FunctionNode, outer: FunctionNode, module: Module, depth: int) -> List[Recipe]:
         """Recipes of everything a decorator function may return; a plain recipe means that the class comes back as it was."""
@@ -237,7 +238,7 @@ class Decorators:
             symbol = self.classes.symbol_in(module, inner)
             made = self._of(symbol.name, symbol.function, depth + 1) if symbol is not None else None
             if made is None:
-                return [Recipe(doubt="decorator calls %s, which is not at hand" % (last_name(inner) or "?"))]
+                return [Recipe(doubt="decorator calls %s, which is not at hand" % (last_name(inner) or "?"), open="decorator calls %s, which is not at hand" % (last_name(inner) or "?"))]
             if made.family == "plain":
                 return [made]
             options = value.func if isinstance(value.func, ast.Call) else value
@@ -284,11 +285,14 @@ class Decorators:
         if symbol is None or symbol.kind != "function" or symbol.function is None:
             return before._replace(doubt=before.doubt or "decorated with %s, which is not at hand" % (name or "?"))
         maker = symbol.function.node
-        wrapper = _wrapper(maker, isinstance(node, ast.Call)) if maker is not None else None
+        wrapper = _wrapper(maker, 2 if isinstance(node, ast.Call) else 1) if maker is not None else None
         if wrapper == "identity":
             return before
         if isinstance(wrapper, (ast.FunctionDef, ast.AsyncFunctionDef)):
             shape = from_arguments(wrapper.args)
+            star = wrapper.args.kwarg.arg if wrapper.args.kwarg is not None else ""
+            if star and any(_rewrites(inner, star) for inner in ast.walk(wrapper)):
+                return before._replace(doubt=before.doubt or "%s may rewrite the arguments" % name)
             if any(p.kind == VAR_POSITIONAL for p in shape.parameters) and any(
                 p.kind == VAR_KEYWORD for p in shape.parameters
             ):
@@ -302,42 +306,49 @@ class Decorators:
         return before._replace(doubt=before.doubt or "wrapped by %s in a way that was not followed" % name)
 
 
-def _wrapper(maker: FunctionNode, called: bool) -> Any:
-    """The function that a decorator puts in place, ``identity``, or None."""
-    node: Optional[FunctionNode] = maker
-    for _ in range(4):
-        if node is None:
-            return None
-        local = {s.name: s for s in walk_shallow(node.body) if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))}
-        parameters = [a.arg for a in node.args.posonlyargs + node.args.args]
-        returned = [s.value for s in walk_shallow(node.body) if isinstance(s, ast.Return) and s.value is not None]
-        names: List[str] = []
-        for value in returned:
-            for option in [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]:
-                if isinstance(option, ast.Call):
-                    last = last_name(option.func)
-                    if last in local:
-                        names.append(last)
-                    elif last == "cast" and len(option.args) == 2:
-                        names.append(last_name(option.args[1]))
-                    elif last in ("wraps", "update_wrapper") or (
-                        isinstance(option.func, ast.Call) and last_name(option.func.func) == "wraps"
-                    ):
-                        names.extend(last_name(a) for a in option.args)
-                else:
-                    names.append(last_name(option))
-        inner = [local[n] for n in names if n in local]
-        if not inner:
-            return "identity" if any(n and n in parameters[:1] for n in names) else None
-        candidate = inner[0]
-        nested = [s for s in walk_shallow(candidate.body) if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))]
-        returns = [last_name(s.value) for s in walk_shallow(candidate.body) if isinstance(s, ast.Return)]
-        if any(n.name in returns for n in nested) or (
-            called and any(r in [a.arg for a in candidate.args.args[:1]] for r in returns if r)
-        ):
-            node = candidate
-            continue
-        return candidate
+def _rewrites(node: ast.AST, name: str) -> bool:
+    """Whether a node changes the dict ``name`` (an item set or deleted, ``pop``, ``update``) or binds it anew."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
+        return last_name(node.value) == name
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id == name
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and last_name(node.func.value) == name and node.func.attr in (
+        "pop", "update", "setdefault", "clear")
+
+
+def _wrapper(node: FunctionNode, applied: int, depth: int = 0) -> Any:
+    """The function that a decorator puts in place, ``identity``, or None where that was not followed.
+
+    ``applied``: how often the decorator's name and its results are still called: once for ``@d``, twice for ``@d(...)``.
+    """
+    if depth > 4:
+        return None
+    local = {s.name: s for s in walk_shallow(node.body) if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    first = [a.arg for a in node.args.posonlyargs + node.args.args][:1]
+    choices: List[ast.expr] = []
+    for statement in walk_shallow(node.body):
+        if isinstance(statement, ast.Return) and statement.value is not None:
+            value = statement.value
+            choices += [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+    # `return wrap if f is None else wrap(f)`: the called form belongs to `@d`, the plain one to `@d()`.
+    choices.sort(key=lambda c: isinstance(c, ast.Call) is (applied > 1))
+    for choice in choices:
+        found: Any = None
+        if isinstance(choice, ast.Call):
+            name = last_name(choice.func)
+            if name in local:
+                found = _wrapper(local[name], applied, depth + 1)
+            elif name in ("cast", "update_wrapper") and choice.args:
+                inner = choice.args[-1] if name == "cast" else choice.args[0]
+                found = local.get(last_name(inner)) or ("identity" if last_name(inner) in first else None)
+            elif isinstance(choice.func, ast.Call) and last_name(choice.func.func) == "wraps" and choice.args:
+                found = local.get(last_name(choice.args[0]))
+        elif isinstance(choice, ast.Name) and choice.id in local:
+            found = local[choice.id] if applied == 1 else _wrapper(local[choice.id], applied - 1, depth + 1)
+        elif isinstance(choice, ast.Name) and choice.id in first and applied == 1:
+            found = "identity"
+        if found is not None:
+            return found
     return None
 
 

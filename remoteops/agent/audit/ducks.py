@@ -55,6 +55,8 @@ class Ducks:
         if not receivers:
             receivers, owners = self._search(function, stores[0].node.attr, paths, set(given))
         unique = self._plausible(function, list({id(c): c for c in receivers}.values()), stores[0].node.attr, set(given))
+        # The class that most others derive from first: it is the one that a reader knows.
+        unique.sort(key=lambda c: (-self.subclasses.popularity(c.name), c.name))
         bound = any(isinstance(o, BoundMethod) for s in stores for o in options(s.value))
         node = function.node
         if node is None or not unique:

@@ -200,6 +200,7 @@ class Evaluator(Calls):
         super().__init__(index, Classes(index), provider)
         self.decorators = Decorators(self.classes)
         self.constructors = Constructors(self.classes, self.decorators)
+        self.classes.decorated = lambda info: self.decorators.recipe(info).open
         self.hosts = {}
         self._scopes: Dict[str, Scope] = {}
         self._depth = 0

@@ -103,8 +103,13 @@ def _finding(site: Site, problem: Problem, context: "Context") -> Dict[str, Any]
         if renamed:
             now = "%s; %s" % (renamed["why"], now)
             fix = {"edit": "rename-keyword", "call": _called(site), "keyword": problem.detail, "to": renamed["new"]}
+    detail = problem.detail
+    if kind == "moved-symbol":
+        detail = "now at %s" % now[len("now ") :].rpartition(".")[0]
+    elif kind == "missing-attribute" and fix is not None:
+        detail = "%s: renamed to %s" % (problem.detail, fix["to"])
     confidence = "proved" if problem.sure and site.status == S.BREAK else "risk"
-    return make(site, rule=RULES.get(kind, kind), kind=kind, confidence=confidence, symbol=site.reached or site.symbol, detail=problem.detail,
+    return make(site, rule=RULES.get(kind, kind), kind=kind, confidence=confidence, symbol=site.reached or site.symbol, detail=detail,
                 error=("%s: %s" % (problem.error, problem.message)) if problem.message else problem.error, when=when(site, context),
                 was=problem.was or None, now=now or None, now_at=now_at or None, check=check(site, kind, problem, context), fix=fix,
                 note=site.reason or None, classes=problem.extra.get("classes"))
@@ -128,7 +133,8 @@ def _place(site: Site, problem: Problem, context: "Context") -> Tuple[str, str, 
         return problem.kind, problem.now, problem.now_at, None
     renamed = moved.attribute(site, problem.detail)
     if renamed is not None:
-        return problem.kind, "renamed to %s (%s)" % (renamed["new"], renamed["why"]), renamed["at"], {
+        told = "renamed to %s (%s)" % (renamed["new"], renamed["why"])
+        return problem.kind, "%s; %s" % (told, problem.now) if problem.now else told, renamed["at"], {
             "edit": "rename-attribute", "attribute": problem.detail, "to": renamed["new"]}
     return problem.kind, problem.now, problem.now_at, None
 

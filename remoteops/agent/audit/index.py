@@ -11,6 +11,7 @@ from remoteops.agent.audit.packages import Tree
 from remoteops.agent.audit.syntax import FunctionNode, Source, Unit
 
 MAX_DEPTH = 40
+MIRROR = 8  # names that make a table or a block of imports a list of all that is served
 
 
 class ClassInfo:
@@ -372,7 +373,14 @@ class Index:
             return Symbol("dynamic", dotted, module=module)
         if not module.replaced and self._getattr_refuses(module):
             return None
+        if self._spelled_out(module) and not re.search(r"\b%s\b" % re.escape(name), module.source.text):
+            return None
         return Symbol("dynamic", dotted, module=module, reason="%s makes attributes at run time" % module.name)
+
+    def _spelled_out(self, module: Module) -> bool:
+        """Whether a lazy module names what it serves: in a table, or in imports for the type checker that mirror it."""
+        mirrored = sum(any(TYPING in b.guards for b in bindings) for bindings in module.bindings.values())
+        return not module.dynamic and (mirrored >= MIRROR or sum(1 for _ in _tables(module)) >= MIRROR)
 
     def _dotted(self, module: str, name: str, seen: Set[Tuple[str, str]]) -> Optional[Symbol]:
         target = self.module(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from remoteops.agent.audit.packages import Tree
@@ -74,7 +75,22 @@ class Module:
             for unit in self.body.units:
                 self._bind(unit.name, Binding(unit.kind, 0, (), unit=unit))
             self._walk(self.body.statements, ())
+            self._from_functions()
         return self._bindings
+
+    def _from_functions(self) -> None:
+        """Names that functions bind at module level: ``global x``, ``globals()[…] = …``."""
+        text = self.source.masked
+        if "global" not in text:
+            return
+        for match in re.finditer(r"^[ \t]+global[ \t]+([\w, \t]+)", text, re.M):
+            for name in match.group(1).split(","):
+                if name.strip() == "__all__":
+                    self.exports_known = False
+                if name.strip() and name.strip() not in self.bindings:
+                    self._bind(name.strip(), Binding("value", 0, (BRANCH,)))
+        if re.search(r"\bglobals\(\)\s*(?:\[[^\]\n]*\]\s*=(?!=)|\.update\b|\.setdefault\b)", text):
+            self.dynamic = True
 
     def absolute(self, module: Optional[str], level: int) -> str:
         """Dotted name of an import's module."""

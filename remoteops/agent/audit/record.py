@@ -240,7 +240,8 @@ class Recorder(Flow):
             message = _attribute_error(missing[0].option, name)
             sure = len(missing) >= NEARLY_ALL * len(everything)
             all_lack = len(missing) == len(everything)
-            lack = "%d of %d classes that can stand here lack it: %s" % (len(missing), len(everything), ", ".join(kinds[:12])) if not all_lack else ""
+            lack = "%d of %d classes that can stand here lack it: %s" % (len(missing), len(everything), ", ".join(kinds[:12])) if not all_lack else (
+                "no class that can stand here has it (%d of %d)" % (len(missing), len(everything)) if len(everything) > 1 else "")
             problem = Problem("missing-attribute", name, error="AttributeError", message=message, sure=sure, now=lack,
                               now_at=self._where(missing[0].option), extra={"classes": kinds})
             self.settle(site, S.BREAK if sure else S.RISK, lack, (problem,))
@@ -395,8 +396,7 @@ class Recorder(Flow):
             site = self.site("patch", node, scope, symbol=hit.target or reached, reached=reached)
             site.receiver = base
             if hit.status == "missing":
-                note = "%s has no %s any more: what is put there has no effect" % (_label(touched[0]), node.attr)
-                self.settle(site, S.RISK, note, (Problem("missing-attribute", node.attr, error="none", message=note, sure=False),))
+                self.settle(site, S.UNRESOLVED, "adds %s to %s, or replaces what is not there any more" % (node.attr, _label(touched[0])))
             elif hit.status == "unsure":
                 self.settle(site, S.UNRESOLVED, hit.reason)
         unknown = [o for o in options(base) if isinstance(o, (Unknown, ExternalInstance))]

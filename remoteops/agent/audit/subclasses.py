@@ -40,17 +40,25 @@ class Subclasses:
         return self._below[id(info)]
 
     def _direct(self, base: ClassInfo) -> List[ClassInfo]:
+        found: List[ClassInfo] = []
+        for module_name, name, _bases in self.naming().get(base.name, []):
+            klass = self.class_named(module_name, name)
+            if klass is not None and any(parent is base for _n, parent in self.classes.bases(klass)):
+                found.append(klass)
+        return found
+
+    def naming(self) -> Dict[str, List[Tuple[str, str, str]]]:
+        """Word -> headers of the classes that have it among their bases."""
         if self._naming is None:
             self._naming = {}
             for header in self.headers():
                 for word in set(re.findall(r"\w+", header[2])):
                     self._naming.setdefault(word, []).append(header)
-        found: List[ClassInfo] = []
-        for module_name, name, _bases in self._naming.get(base.name, []):
-            klass = self.class_named(module_name, name)
-            if klass is not None and any(parent is base for _n, parent in self.classes.bases(klass)):
-                found.append(klass)
-        return found
+        return self._naming
+
+    def popularity(self, name: str) -> int:
+        """How many classes name a class among their bases."""
+        return len(self.naming().get(name, []))
 
     def class_named(self, module_name: str, name: str) -> Optional[ClassInfo]:
         module = self.index.module(module_name)

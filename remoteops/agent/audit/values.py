@@ -136,26 +136,34 @@ def options(value: Value) -> Tuple[Value, ...]:
     return value.options if isinstance(value, Union_) else (value,)
 
 
-def key(value: Value) -> Any:
-    """Something hashable by which two values count as the same."""
+MAX_DEPTH = 3
+MAX_PARTS = 6
+
+
+def key(value: Value, depth: int = 0) -> Any:
+    """Something hashable by which two values count as the same. Bounded: what differs only deep inside counts as the same."""
+    if depth > MAX_DEPTH:
+        return type(value).__name__
+    below = depth + 1
     if isinstance(value, ClassValue):
         return "k", id(value.info), value.exact
     if isinstance(value, Instance):
-        return "i", id(value.info), value.exact, key(value.items) if value.items is not None else None
+        return "i", id(value.info), value.exact, key(value.items, below) if value.items is not None else None
     if isinstance(value, FunctionValue):
-        return "f", id(value.info), key(value.bound) if value.bound is not None else None
+        return "f", id(value.info), key(value.bound, below) if value.bound is not None else None
     if isinstance(value, ModuleValue):
         return "m", value.module.name
     if isinstance(value, Const):
         return "c", type(value.value).__name__, repr(value.value)
     if isinstance(value, ExternalInstance):
-        return "e", value.dotted, value.reach, key(value.items) if value.items is not None else None
+        return "e", value.dotted, value.reach, key(value.items, below) if value.items is not None else None
     if isinstance(value, (Unknown, External, Version)):
         return type(value).__name__, value[:2]
     if isinstance(value, Sequence):
-        return "s", value.kind, key(value.each) if value.each is not None else None, tuple(key(p) for p in value.parts or ()), value.parts is None
+        parts = tuple(key(p, below) for p in (value.parts or ())[:MAX_PARTS])
+        return "s", value.kind, key(value.each, below) if value.each is not None else None, parts, len(value.parts or ()), value.parts is None
     if isinstance(value, Union_):
-        return "u", tuple(key(o) for o in value.options)
+        return ("u", len(value.options), *(key(o, below) for o in value.options[:MAX_PARTS]))
     return id(value)
 
 
