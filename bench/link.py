@@ -114,14 +114,17 @@ class Bench:
             report(
                 "upload rate / scp", scp_up / up, ">= 1.3", f"{megabytes / up:.0f} MB/s / {megabytes / scp_up:.0f} MB/s"
             )
-            down, scp_down = medians(3, lambda: link.download(there, back),
-                                     lambda: subprocess.run([*scp, self.remote + there, str(back)], check=True))  # fmt: skip  # noqa: E501
-            report(
-                "download rate / scp",
-                scp_down / down,
-                ">= 1.3",
-                f"{megabytes / down:.0f} MB/s / {megabytes / scp_down:.0f} MB/s",
+            known = link.exec(["openssl", "dgst", "-sha256", "-r", there]).stdout.decode()[:64]
+            down, checked, scp_down = medians(
+                3,
+                lambda: link.download(there, back),
+                lambda: link.download(there, back, sha256=known),
+                lambda: subprocess.run([*scp, self.remote + there, str(back)], check=True),
             )
+            rates = f"{megabytes / down:.0f} MB/s / {megabytes / scp_down:.0f} MB/s"
+            report("download rate / scp", scp_down / down, ">= 1.3", rates)
+            rates = f"{megabytes / checked:.0f} MB/s / {megabytes / scp_down:.0f} MB/s"
+            report("download with a known checksum (pull) / scp", scp_down / checked, ">= 1.3", rates)
 
     def stdout(self, megabytes: int = 100) -> None:
         source = self.folder / "log"
