@@ -133,7 +133,7 @@ def probe(
             "contracts": [*rules.contracts()],
             "model": model,
             "all": everything,
-            "facts": bool(baseline),
+            "facts": bool(baseline) or runtime,
             "baseline_path": None,
         }
         document = door.call("audit", request, on_event=on_event)

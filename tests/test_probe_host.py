@@ -95,6 +95,7 @@ def test_a_baseline_that_cannot_be_had_is_a_note_unless_it_was_named(host: Host,
 def test_runtime_and_shell_layers_come_from_the_host(host: Host) -> None:
     document = probe.probe(host, baseline=None, runtime=True, shell=True, run=True)
     assert document["runtime"]["modules"] == {"user": None}
+    assert {"engine.plan", "engine.Runner", "engine.Runner.step"} <= document["runtime"]["symbols"].keys()
     assert document["runtime"]["symbols"]["engine.plan"]["signature"] == "(groups, fast=True)"
     outputs = {check["purpose"]: check["output"] for check in document["checks"]}
     assert "plan(groups=1, specs=2)" in outputs["how the consumer uses it"]
