@@ -93,7 +93,7 @@ def mechanical(finding: Finding) -> Edit | None:
     if kind == "unknown-kwarg" and detail.isidentifier():
         return {"edit": "drop-keyword", "call": callee(symbol), "keyword": detail}
     if kind == "moved-symbol":
-        target = finding.get("moved_to") or detail.replace("now/was at ", "").split(" ")[-1]
+        target = finding.get("moved_to") or detail.split(" ")[-1]
         if target.replace(".", "").replace("_", "a").isalnum():
             name = symbol.rpartition(".")[2]
             return {

@@ -136,8 +136,8 @@ def test_audit_plan_apply_prove_revert(bench: Bench) -> None:
 def test_every_hunk_names_the_finding_behind_it(bench: Bench) -> None:
     found = bench.plan().plan
     (file,) = found.files
-    told = {found.finding(name)["detail"] for hunk in file.hunks for name in hunk.findings}
-    assert told == {"make_plan", "specs", "eos"}
+    told = {found.finding(name)["rule"] for hunk in file.hunks for name in hunk.findings}
+    assert told == {"moved-symbol", "unknown-kwarg"}
     assert all(hunk.findings for hunk in file.hunks)
     assert found.diff.startswith("--- a/tool/run.py\n+++ b/tool/run.py\n@@ -1,")
     applied = subprocess.run(
@@ -295,8 +295,11 @@ def test_plan_is_pure_and_the_same_for_the_same_audit() -> None:
 
 
 def test_two_findings_with_one_cure_count_as_resolved_by_it() -> None:
-    source = b"class HiddenStatesWorkerExtension:\n    def _setup_hidden_states_capture(self, ids):\n        model = self.m\n"
-    source += b"        if not supports_eagle3(model):\n            raise ValueError(model)\n        base_model = model.model\n"
+    source = (
+        b"class HiddenStatesWorkerExtension:\n    def _setup_hidden_states_capture(self, ids):\n"
+        b"        model = self.m\n        if not supports_eagle3(model):\n            raise ValueError(model)\n"
+        b"        base_model = model.model\n"
+    )
     findings = [
         {
             "kind": "behaviour",
