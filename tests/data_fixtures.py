@@ -199,7 +199,8 @@ def _end_servers() -> None:
         assert server.stdin is not None
         assert server.stdout is not None
         server.stdin.close()
-        server.wait(10)
+        server.kill()
+        server.wait()
         server.stdout.close()
 
 

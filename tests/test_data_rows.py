@@ -162,7 +162,8 @@ def test_free_space_is_that_of_the_nearest_existing_folder(tmp_path: Path) -> No
 
 
 def test_a_quota_that_is_nearly_used_up_counts_as_the_free_space() -> None:
-    text = "Disk quotas for user me (uid 1000): \n Filesystem  blocks quota limit grace files quota limit grace\n/dev/sda1 900* 800 1000 0 5 0 0 0\n"
+    text = "Disk quotas for user me (uid 1000): \n Filesystem  blocks quota limit grace files quota limit grace\n"
+    text += "/dev/sda1 900* 800 1000 0 5 0 0 0\n"
     assert disk.parse_quota(text, "/") == 100 * 1024
     assert disk.parse_quota("Disk quotas for user me (uid 1000): none\n", "/") is None
 
@@ -210,8 +211,8 @@ from remoteops.agent.extraction import dataset, records
 for name in ("d.parquet", "saved", "dict"):
     found = dataset.load({"dataset": str(folder / name), "model": "", "samples": None, "max_length": 10})
     assert [r.index for r in found.rows] == list(range(2500)), name
-    assert all(r.input_ids == [r.index, r.index + 1, r.index + 2] and r.loss_mask == [0, 1, 1] for r in found.rows),
-    name
+    for r in found.rows:
+        assert r.input_ids == [r.index, r.index + 1, r.index + 2] and r.loss_mask == [0, 1, 1], name
 few = dataset.load({"dataset": str(folder / "saved"), "model": "", "samples": 7, "seed": 3, "max_length": 10})
 assert len(few.rows) == 7 and all(r.input_ids[0] == r.index for r in few.rows)
 half = dataset.load({"dataset": str(folder / "filtered"), "model": "", "samples": None, "max_length": 10})

@@ -167,15 +167,16 @@ REAL = """
 import json, sys, pathlib, data_models
 from remoteops.agent.extraction import dataset, tokens
 folder = pathlib.Path(sys.argv[1])
-chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "grüß dich 你好"}, {"role": "assistant",
-"content": "<think>\\nhm\\n</think>\\neins"},
+chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "grüß dich 你好"},
+        {"role": "assistant", "content": "<think>\\nhm\\n</think>\\neins"},
         {"role": "user", "content": "weiter"}, {"role": "assistant", "content": "<think>\\nja\\n</think>\\nzwei 🙂"}]
 (folder / "d.jsonl").write_text(json.dumps({"messages": chat}) + "\\n")
 out = {}
 for kind in ("chatml", "marked", "thinking", "slow"):
     data_models.tokenizer(kind, folder / kind)
-    job = {"dataset": str(folder / "d.jsonl"), "model": str(folder / kind), "samples": None, "max_length": 500,
-    "trust_remote_code": kind == "slow"} tokenizer = tokens.load_tokenizer(job["model"], kind == "slow")
+    job = {"dataset": str(folder / "d.jsonl"), "model": str(folder / kind), "samples": None, "max_length": 500}
+    job["trust_remote_code"] = kind == "slow"
+    tokenizer = tokens.load_tokenizer(job["model"], kind == "slow")
     row = dataset.load(job, tokenizer).rows[0]
     assert tokenizer.is_fast == (kind != "slow")
     runs, run = [], []

@@ -65,7 +65,16 @@ spoil("data_2.pt", lambda d: d.__setitem__("input_ids", d["input_ids"] + 1))
 spoil("data_3.pt", lambda d: d["hidden_states"].__setitem__(1, d["hidden_states"][1][:-5]))
 spoil("data_4.pt", lambda d: d.__setitem__("hidden_states", [one.bfloat16() for one in d["hidden_states"]]))
 spoil("data_5.pt", lambda d: d["loss_mask"].zero_())
-print("RESULT" + json.dumps(check.check(str(base / "out"))))
+report = check.check(str(base / "out"), reject=True)
+todo, reasons = manifest.read(str(base / "out")).todo(loaded.rows)
+assert [row.index for row in todo] == [0, 1, 2, 3, 4, 5]
+assert reasons[1] == "rejected: slot 2 (layer id 5) has 3 values that are not finite", reasons
+again = check.check(str(base / "out"))
+assert again["problem_rows"] == [0, 1, 2, 3, 4, 5], again
+assert "rejected before" in again["problems"][1]["problem"]
+fill("speculators-v1", base / "out")
+assert check.check(str(base / "out"))["ok"]
+print("RESULT" + json.dumps(report))
 """
 )
 
@@ -90,8 +99,9 @@ SWAPPED = (
 job, loaded, made = fill("safetensors", base / "out")
 from safetensors.torch import load_file, save_file
 two, three = (load_file(str(base / "out" / f"hs_{i}.safetensors")) for i in (2, 3))
-save_file({"token_ids": three["token_ids"], "hidden_states": two["hidden_states"]}, str(base / "out" /
-"hs_3.safetensors")) size = os.stat(base / "out" / "hs_3.safetensors").st_size
+path = base / "out" / "hs_3.safetensors"
+save_file({"token_ids": three["token_ids"], "hidden_states": two["hidden_states"]}, str(path))
+size = os.stat(path).st_size
 manifest.append(str(base / "out"), {**manifest.read(str(base / "out")).entries[3], "bytes": size})
 with open(base / "out" / "hs_1.safetensors", "r+b") as stream:
     stream.truncate(200)
@@ -166,10 +176,10 @@ for position in range(5):
     assert torch.equal(sample["hidden_states"], stored[:, :-1].flatten(1))
     assert torch.equal(sample["verifier_last_hidden_states"], stored[:, -1])
 assert data.approx_lengths == [len(r.input_ids) for r in loaded.rows]
-from speculators.data_generation.offline import check_hidden_states, find_corrupt_hidden_state_indices,
-get_existing_hidden_state_indices found = get_existing_hidden_state_indices(base / "out")
+from speculators.data_generation import offline
+found = offline.get_existing_hidden_state_indices(base / "out")
 assert found == [0, 2, 3, 4, 5], found
-assert find_corrupt_hidden_state_indices(base / "out", found) == {}
+assert offline.find_corrupt_hidden_state_indices(base / "out", found) == {}
 """
 )
 
@@ -183,19 +193,22 @@ LAYOUT = (
     + """
 import zipfile
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
-    sample = {"input_ids": torch.arange(5), "hidden_states": [torch.randn(5, 3).to(dtype) for _ in range(2)],
-    "loss_mask": torch.ones(5, dtype=torch.long)} path = base / "x.pt"
+    sample = {"input_ids": torch.arange(5), "hidden_states": [torch.randn(5, 3).to(dtype) for _ in range(2)]}
+    sample["loss_mask"] = torch.ones(5, dtype=torch.long)
+    path = base / "x.pt"
     path.write_bytes(b"".join(bytes(part) for part in ptfile.parts(sample)))
     assert zipfile.ZipFile(path).testzip() is None
     with zipfile.ZipFile(path) as archive:
-        assert all((info.header_offset + 30 + len(info.filename) + int.from_bytes(path.read_bytes()[info.header_offset
-        + 28:info.header_offset + 30], "little")) % 64 == 0 for info in archive.infolist())
+        for info in archive.infolist():
+            at = info.header_offset
+            extra = int.from_bytes(path.read_bytes()[at + 28:at + 30], "little")
+            assert (at + 30 + len(info.filename) + extra) % 64 == 0, info
     for mmap in (True, False):
         back = torch.load(path, mmap=mmap, weights_only=True)
         assert list(back) == list(sample)
         assert torch.equal(back["input_ids"], sample["input_ids"])
-        assert all(torch.equal(a, b) and a.dtype == dtype and a.is_contiguous() for a, b in zip(back["hidden_states"],
-        sample["hidden_states"]))
+        for mine, other in zip(back["hidden_states"], sample["hidden_states"]):
+            assert torch.equal(mine, other) and mine.dtype == dtype and mine.is_contiguous()
 store = formats.Store(str(base), "speculators-v1", [2, 8], "fake", "none", 3)
 open(base / "manifest.jsonl", "w").close()
 from remoteops.agent.extraction.dataset import Row
@@ -203,8 +216,9 @@ row = Row(4, [1, 2, 3], [0, 1, 1])
 whole = torch.randn(100, 2, 3)
 store.write(row, whole[10:13])
 assert (base / "data_4.pt").stat().st_size < 4000
-for bad in (torch.randn(2, 2, 3), torch.randn(3, 3, 3), torch.randn(3, 2, 4), torch.zeros(3, 2, 3, dtype=torch.int64),
-[torch.randn(3, 3)], []):
+numbers = torch.zeros(3, 2, 3, dtype=torch.int64)
+shapes = [torch.randn(2, 2, 3), torch.randn(3, 3, 3), torch.randn(3, 2, 4)]
+for bad in (*shapes, numbers, [torch.randn(3, 3)], []):
     before = sorted(os.listdir(base))
     try:
         store.write(row, bad)
@@ -260,8 +274,9 @@ store = formats.Store(str(base / "out"), "safetensors", job["layers"], "connecto
 row = loaded.rows[4]
 def offer(**tensors):
     path = str(base / "offered.safetensors")
-    save_file({"token_ids": torch.tensor(row.input_ids), "hidden_states": torch.full((25, 4, 64), 2.0), **tensors},
-    path) os.chmod(path, 0o600)
+    right = {"token_ids": torch.tensor(row.input_ids), "hidden_states": torch.full((25, 4, 64), 2.0)}
+    save_file({**right, **tensors}, path)
+    os.chmod(path, 0o600)
     return path
 entry = store.adopt(row, offer())
 assert entry["engine"] == "connector" and not os.path.exists(base / "offered.safetensors")

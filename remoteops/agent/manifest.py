@@ -38,7 +38,7 @@ IDENTITY = {
     "chat_template_sha256": "the chat template",
 }
 LOCK = ".remoteops.lock"
-_LOCKS: List[int] = []  # held until the process ends, also by workers it forks
+_LOCKS: Dict[Tuple[int, int], int] = {}  # (device, inode) -> held until the process ends, also by workers it forks
 
 
 class Identified(Exception):
@@ -67,7 +67,7 @@ class Output(NamedTuple):
                 todo.append(row)
                 continue
             try:
-                if entry.get("tokens_sha256") != tokens_sha256(row.input_ids):
+                if not entry.get("rejected") and entry.get("tokens_sha256") != tokens_sha256(row.input_ids):
                     raise Identified("made from other tokens")
                 check_file(self.path, entry)
             except Identified as error:
@@ -181,6 +181,10 @@ def lock(out: str) -> None:
     """
     os.makedirs(out, exist_ok=True)
     fd = os.open(os.path.join(out, LOCK), os.O_RDWR | os.O_CREAT, 0o644)
+    status = os.fstat(fd)
+    if (status.st_dev, status.st_ino) in _LOCKS:
+        os.close(fd)
+        return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -192,7 +196,7 @@ def lock(out: str) -> None:
                 tried="locking %s" % LOCK,
                 hint="wait for it, stop it (fab stop), or choose another output folder",
             ) from None
-    _LOCKS.append(fd)
+    _LOCKS[status.st_dev, status.st_ino] = fd
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> List[Dict[str, Any]]:
@@ -225,9 +229,16 @@ def append(out: str, entry: Mapping[str, Any]) -> None:
         os.close(fd)
 
 
+def reject(out: str, index: int, file: str, reason: str) -> None:
+    """Note that a sample is not right although its file is whole; the next resume does it again."""
+    append(out, {"index": index, "file": file, "rejected": reason})
+
+
 def check_file(out: str, entry: Mapping[str, Any]) -> None:
     """Raise Identified unless the file has the size of its line and a whole container (zip directory, safetensors
     header)."""
+    if entry.get("rejected"):
+        raise Identified("rejected: %s" % entry["rejected"])
     path = os.path.join(out, os.path.basename(str(entry["file"])))
     try:
         size = os.stat(path).st_size

@@ -38,10 +38,12 @@ def check(
     reference: int = 0,
     job: Optional[Mapping[str, Any]] = None,
     device: Optional[str] = None,
+    reject: bool = False,
 ) -> Dict[str, Any]:
     """Every row present, its tokens, shape, dtype, finite values, no two samples with the same states and other
     tokens; lengths.
 
+    ``reject`` enters wrong rows in the manifest, so that a resume does them again.
     ``reference``: that many rows are recomputed with transformers and compared per layer (reference.py).
     ``emit(event, **fields)`` gets ``progress``. Returns {"ok", "rows", "checked", "problem_count", "problem_rows",
     "problems", "lengths", "bytes", "tokens", "reference"?}. Raises AgentError(OutputMismatch) for a folder without
@@ -67,6 +69,9 @@ def check(
             continue
         if entry is None:
             report.add(row.index, name, "not in the manifest")
+        elif entry.get("rejected"):
+            report.add(row.index, name, "rejected before: %s" % entry["rejected"])
+            continue
         elif os.stat(path).st_size != entry.get("bytes"):
             report.add(row.index, name, "%d bytes, the manifest says %s" % (os.stat(path).st_size, entry.get("bytes")))
         try:
@@ -88,6 +93,8 @@ def check(
             emit("progress", samples=number, samples_total=expected_rows, tokens=total, bytes=size)
     for index in sorted(set(found.entries) - wanted):
         report.add(index, found.entries[index]["file"], "in the manifest, and no row asks for it")
+    if reject:
+        _reject(out, found, report)
     partial = [name for name in os.listdir(out) if name.endswith(manifest.PARTIAL)]
     result: Dict[str, Any] = {
         "schema": "remoteops.verify/1",
@@ -125,6 +132,20 @@ def check(
         if compared.get("ok") is False:
             result["ok"] = False
     return result
+
+
+def _reject(out: str, found: manifest.Output, report: Report) -> None:
+    """Enter the wrong rows in the manifest, so that a resume does them again; a folder that cannot be written stays
+    as it is."""
+    reasons = {one["index"]: one for one in reversed(report.problems)}
+    for index in sorted(report.rows & set(found.entries)):
+        if found.entries[index].get("rejected"):
+            continue
+        name = manifest.file_name(found.header["format"], index)
+        try:
+            manifest.reject(out, index, name, str(reasons.get(index, {}).get("problem", "wrong")))
+        except OSError:
+            return
 
 
 def read_sample(path: str) -> Dict[str, Any]:

@@ -109,7 +109,7 @@ def finish(out: str, run_dir: str, job: Mapping[str, Any], loaded: Any, shape: m
     (paths)."""
     out = os.path.abspath(out)
     current = manifest.read(out)
-    entries = current.entries if current else {}
+    entries = {index: one for index, one in current.entries.items() if not one.get("rejected")} if current else {}
     made: Dict[str, Any] = {}
     if job["format"] == "speculators-v1":
         path = os.path.join(out, LENGTHS)

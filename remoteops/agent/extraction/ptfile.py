@@ -1,8 +1,9 @@
 """A .pt file as torch.save lays it out, without torch.save: tensors go from memory to the file in one gathered write.
 
-torch.save copies every storage through its own writer while it holds the interpreter's lock, so writer threads queue up behind each other and behind the
-thread that feeds the GPU. The container is an ordinary zip archive: stored entries, 64-byte aligned, a pickle that names
-the storages. torch.load reads it with weights_only and mmap like any other.
+torch.save copies every storage through its own writer while it holds the interpreter's lock, so writer threads queue
+up behind each other and behind the thread that feeds the GPU. The container is an ordinary zip archive: stored
+entries, 64-byte aligned, a pickle that names the storages. torch.load reads it with weights_only and mmap like any
+other.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class _Pickler(pickle.Pickler):
 def parts(sample: Mapping[str, Any]) -> List[Part]:
     """The bytes of the file, in order, without copying a tensor.
 
-    ``sample``: str -> contiguous CPU tensor or a list of them (float32, bfloat16, float16, int64). Raises ValueError when it would be
-    larger than LIMIT or holds another dtype.
+    ``sample``: str -> contiguous CPU tensor or a list of them (float32, bfloat16, float16, int64). Raises ValueError
+    when it would be larger than LIMIT or holds another dtype.
     """
     tensors: List[Any] = []
 

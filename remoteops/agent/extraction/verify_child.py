@@ -19,7 +19,9 @@ def main() -> int:
     try:
         emit(
             "result",
-            data=check(asked["out"], emit, reference=asked["reference"], job=asked["job"], device=asked["device"]),
+            data=check(
+                asked["out"], emit, reference=asked["reference"], job=asked["job"], device=asked["device"], reject=True
+            ),
         )
         return 0
     except AgentError as error:
