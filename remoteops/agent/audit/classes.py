@@ -384,7 +384,7 @@ class Classes:
             for match in re.compile(
                 r"\bsetattr\s*\(\s*(?:self|cls)\s*,\s*(\S)|\b__dict__\s*\.\s*update\b|\bself\s*\.\s*__dict__\s*=|\bvars\(self\)"
             ).finditer(text, klass.unit.start, klass.unit.end):
-                if match.group(1) not in ('"', "'"):
+                if match.group(1) not in ('"', "'") and not (match.group(1) or "").isupper():
                     return "%s sets attributes under computed names" % klass.dotted
         return line.open
 

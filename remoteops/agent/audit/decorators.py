@@ -166,7 +166,7 @@ class Decorators:
         if ".__init__ =" in function.unit.text:
             doubt = "decorator %s replaces __init__" % function.name
         found = self._returned(node, node, function.module, depth)
-        adds = any(isinstance(n, ast.Call) and last_name(n.func) == "setattr" and len(n.args) > 1 and not isinstance(n.args[1], ast.Constant) for n in ast.walk(node))
+        adds = any(isinstance(n, ast.Call) and last_name(n.func) == "setattr" and len(n.args) > 1 and not _constant(n.args[1]) for n in ast.walk(node))
         opened = "decorator %s sets attributes under computed names" % function.name if adds else next((r.open for r in found if r.open), "")
         families = [r for r in found if r.family != "plain"]
         if families:
@@ -304,6 +304,11 @@ class Decorators:
                 )
             return shape._replace(doubt=before.doubt)
         return before._replace(doubt=before.doubt or "wrapped by %s in a way that was not followed" % name)
+
+
+def _constant(node: ast.expr) -> bool:
+    """Whether a name passed to setattr is spelled out: a literal, or a constant in capitals."""
+    return isinstance(node, ast.Constant) or last_name(node).isupper()
 
 
 def _rewrites(node: ast.AST, name: str) -> bool:
