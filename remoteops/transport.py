@@ -265,10 +265,22 @@ def connect(host: Any) -> Link | LocalLink:
                 error.hint = "; ".join(part for part in (error.hint, "note: " + "; ".join(route.notices)) if part)
             raise
         _opened.add(link)
+        for notice in link.notices:
+            if (host.name, notice) not in _told:
+                _told.add((host.name, notice))
+                tell(f"{host.name}: {notice}")
         return link
     raise AssertionError("unreachable")
 
 
+def tell(line: str) -> None:
+    """What a user should know of a connection that worked: an accepted key, an option that has no effect.
+
+    The command layer puts its own function here; each line comes once a process.
+    """
+
+
+_told: set[tuple[str, str]] = set()
 _opened: weakref.WeakSet[Link] = weakref.WeakSet()
 
 

@@ -11,6 +11,7 @@ import sshd
 from link_fixtures import write_config
 
 import remoteops
+from remoteops import transport
 from remoteops.errors import HostKeyChanged, HostKeyRevoked, HostKeyUnknown, Unreachable
 from remoteops.ssh.route import resolve
 from remoteops.ssh.wire import LinkTransport, Wire
@@ -75,6 +76,14 @@ def test_accept_new_writes_what_it_accepted_and_says_so(server, tmp_path):
     assert file.read_text() == f"[127.0.0.1]:{server.port} {public(server.host_key)}\n"
     with connect(server.host(known_hosts=(str(file),))) as link:
         assert not link.notices
+
+
+def test_what_a_user_should_know_is_told_once(server, tmp_path, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr(transport, "tell", lines.append)
+    host = server.host(name="new-host", known_hosts=(str(tmp_path / "known_hosts"),), host_key="accept-new")
+    assert works(host) and works(host)
+    assert len(lines) == 1 and lines[0].startswith("new-host: first contact")
 
 
 def test_accept_new_hashes_names_where_ssh_config_says_so(server, tmp_path):
