@@ -43,6 +43,7 @@ _OPTIONAL = {
     "anchor",
     "absent",
     "cases",
+    "needs_model",
 }
 _KNOWN = _REQUIRED | _OPTIONAL
 

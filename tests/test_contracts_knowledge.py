@@ -52,7 +52,7 @@ def walk(value: Any) -> Any:
 def test_no_contract_decides_by_a_version_and_all_its_patterns_compile(contract: dict[str, Any]) -> None:
     for part in walk({key: contract.get(key) for key in ("uses", "absent", "shape", "cases")}):
         assert not {"version", "release", "since", "until"} & part.keys()
-        for key in ("pattern", "has", "result", "result_not", "in_loop"):
+        for key in ("pattern", "unless", "has", "result", "result_not", "in_loop"):
             if key in part:
                 patterns.compile_pattern(part[key])
         for text in (part.get("has_text"), part.get("string")):
@@ -147,6 +147,7 @@ def test_client_and_server_releases_fit_as_they_did_in_runs(consumer: str, provi
 @pytest.mark.parametrize(
     ("provider", "model", "confidence"),
     [
+        ("0.33.0", "KimiK25ForConditionalGeneration", None),
         ("0.16.0", "DeepseekV3ForCausalLM", "contract"),
         ("0.16.0", "LlamaForCausalLM", None),
         ("0.20.2", "DeepseekV3ForCausalLM", None),
@@ -155,3 +156,13 @@ def test_client_and_server_releases_fit_as_they_did_in_runs(consumer: str, provi
 def test_the_capability_gate_is_judged_by_the_model(provider: str, model: str, confidence: str | None) -> None:
     document = audit("0.3.0", provider, model)
     assert next((f["confidence"] for f in document["findings"] if f["rule"] == "eagle3-gate"), None) == confidence
+
+
+@needs_trees
+@pytest.mark.parametrize(
+    ("provider", "model", "lines"),
+    [("0.33.0", "KimiK25ForConditionalGeneration", [107]), ("0.33.0", "LlamaForCausalLM", []), ("0.33.0", None, [])],
+)
+def test_a_vision_language_class_has_no_attribute_model(provider: str, model: str | None, lines: list[int]) -> None:
+    document = audit("0.3.0", provider, model)
+    assert [f["line"] for f in document["findings"] if f["rule"] == "base-model-path"] == lines

@@ -67,6 +67,8 @@ class _Judge:
         self.anchor = contract.get("anchor") or next(iter(contract["uses"]))
 
     def judge(self) -> Tuple[List[Finding], List[Dict[str, Any]]]:
+        if self.contract.get("needs_model") and self.model is None:
+            return [], []
         queries: Dict[str, Dict[str, Any]] = self.contract["uses"]
         near = any("same" in query for query in queries.values())
         uses: Dict[str, List[Use]] = {}
@@ -157,6 +159,8 @@ class _Judge:
             return self._model_not_in(predicate, chosen)
         if "model_lacks_base" in predicate:
             return self._model_lacks_base(predicate)
+        if "model_lacks_attribute" in predicate:
+            return self._model_lacks_attribute(predicate)
         raise KeyError("shape knows no predicate %s" % sorted(predicate))
 
     def _parameter(self, predicate: Dict[str, Any], chosen: Dict[str, Optional[Use]]) -> Verdict:
@@ -204,6 +208,12 @@ class _Judge:
         if bases is None:
             return Verdict(None, "no class %s under %s" % (self.model, predicate["under"]), model=True)
         return Verdict(predicate["model_lacks_base"] not in bases)
+
+    def _model_lacks_attribute(self, predicate: Dict[str, Any]) -> Verdict:
+        if self.model is None:
+            return Verdict(None, "it depends on the model", model=True)
+        found, why = self.provider.class_has(predicate["under"], self.model, predicate["model_lacks_attribute"])
+        return _not(Verdict(found, why, model=found is None))
 
     # -- findings --------------------------------------------------------------------------------------------------
 

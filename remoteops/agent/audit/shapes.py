@@ -132,12 +132,30 @@ class Provider:
 
     def bases_of_class_under(self, package: str, name: str) -> Optional[Set[str]]:
         """Simple names of all bases of the class ``name`` defined anywhere under a package; None when there is none."""
+        klass = self._class_under(package, name)
+        if klass is None:
+            return None
+        line = self.classes.lineage(klass)
+        return {one.name for one in line.classes} | {base.rpartition(".")[2] for base in line.external}
+
+    def class_has(self, package: str, name: str, attribute: str) -> Tuple[Optional[bool], str]:
+        """Whether objects of the class ``name`` defined under a package have an attribute that its own code sets.
+
+        Bases without source (a module class of a tensor library) set nothing under a name that the class does not.
+        """
+        klass = self._class_under(package, name)
+        if klass is None:
+            return None, "no class %s under %s" % (name, package)
+        if self.classes.member(klass, attribute) is not None or self.classes.assigned(klass, attribute):
+            return True, ""
+        return False, ""
+
+    def _class_under(self, package: str, name: str) -> Optional[ClassInfo]:
         for module_name, _ in self.index.grep(self.package, b"class " + name.encode(), near=package):
             module = self.index.module(module_name)
             symbol = self.index.lookup(module, name) if module is not None else None
             if symbol is not None and symbol.klass is not None and symbol.klass.name == name:
-                line = self.classes.lineage(symbol.klass)
-                return {klass.name for klass in line.classes} | {base.rpartition(".")[2] for base in line.external}
+                return symbol.klass
         return None
 
     # -- how the index says it -------------------------------------------------------------------------------------

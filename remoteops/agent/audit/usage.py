@@ -117,6 +117,8 @@ class Consumer:
             for module in modules:
                 if name in module.text:
                     for node, _ in patterns.find(query["pattern"], module.tree, nodes=module.nodes(*wanted)):
+                        if "unless" in query and _is(query["unless"], node):
+                            continue
                         yield Use(module, node, _dotted(node), "")
         elif "string" in query:
             yield from self._strings(query["string"], modules)
@@ -265,6 +267,10 @@ def arguments(node: ast.Call, parameters: Optional[Dict[str, Optional[str]]]) ->
         else:
             given[keyword.arg] = keyword.value
     return given, doubt
+
+
+def _is(pattern: str, node: ast.AST) -> bool:
+    return patterns.match(patterns.compile_pattern(pattern), node, {}) is not None
 
 
 def _dotted(node: ast.AST) -> str:
