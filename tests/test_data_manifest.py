@@ -192,7 +192,8 @@ def test_lines_of_several_processes_never_mix(tmp_path: Path) -> None:
 
 
 def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path) -> None:
-    code = "import sys,time;from remoteops.agent import manifest as m;m.lock(sys.argv[1]);print('held',flush=True);time.sleep(60)"
+    code = "import sys,time;from remoteops.agent import manifest as m;m.lock(sys.argv[1]);"
+    code += "print('held',flush=True);time.sleep(60)"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, env=env)
     try:

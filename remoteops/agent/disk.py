@@ -32,7 +32,7 @@ def space(path: str) -> Dict[str, Any]:
     """
     at = existing(path)
     facts = os.statvfs(at)
-    found = {
+    found: Dict[str, Any] = {
         "free": facts.f_bavail * facts.f_frsize,
         "total": facts.f_blocks * facts.f_frsize,
         "files": facts.f_favail if facts.f_files else None,

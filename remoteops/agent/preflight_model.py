@@ -172,10 +172,10 @@ def check_dataset(sheet: Sheet) -> None:
         sheet.venv.python if sheet.venv else None,
         venv.import_path(),
     )
-    wanted = sheet.job.get("samples")
-    rows = min(int(wanted), found["rows"]) if wanted else found["rows"]
+    wanted = int(sheet.job.get("samples") or 0)
+    rows = min(wanted, found["rows"]) if wanted else found["rows"]
     sheet.size = {**found, "wanted": rows, "tokens": int(rows * found["tokens_a_row"])}
-    short = bool(wanted) and found["exact_rows"] and found["rows"] < int(wanted)
+    short = bool(wanted) and found["exact_rows"] and found["rows"] < wanted
     text = "%s%d rows, about %d tokens each" % (
         "" if found["exact_rows"] else "about ",
         found["rows"],

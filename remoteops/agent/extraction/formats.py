@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import struct
-from typing import Any, Dict, Iterable, List, Sequence, Union
+from typing import Any, Dict, Iterable, List, Sequence
 
 from remoteops.agent import manifest
 from remoteops.agent.extraction import ptfile
@@ -48,7 +48,7 @@ class Store:
             hidden_size,
         )
 
-    def write(self, row: Any, states: Union[Sequence[Any], Any]) -> Dict[str, Any]:
+    def write(self, row: Any, states: Any) -> Dict[str, Any]:
         """Write one sample and its manifest line; returns the line.
 
         ``states``: L tensors [S, H] or one [S, L, H]; any device, one floating dtype. Raises ValueError for a wrong
@@ -220,7 +220,7 @@ def _write_all(path: str, parts: List[Any], sync: bool) -> None:
         views = [memoryview(part).cast("B") for part in parts]
         while views:
             count = os.writev(fd, views)
-            if count == 0 and sum(map(len, views)):
+            if count == 0 and any(view.nbytes for view in views):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
             while views and count >= len(views[0]):
                 count -= len(views.pop(0))

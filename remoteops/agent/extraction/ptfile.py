@@ -51,7 +51,7 @@ class _Pickler(pickle.Pickler):
 
         tensor = obj.tensor
         storage = _Storage(getattr(torch, _STORAGES[str(tensor.dtype)]), obj.key, tensor.numel())
-        arguments = (storage, 0, tuple(tensor.shape), tuple(tensor.stride()), False, OrderedDict())
+        arguments: Tuple[Any, ...] = (storage, 0, tuple(tensor.shape), tuple(tensor.stride()), False, OrderedDict())
         return torch._utils._rebuild_tensor_v2, arguments
 
 

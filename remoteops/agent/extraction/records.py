@@ -30,7 +30,7 @@ class Records(NamedTuple):
 
     path: str
     files: List[str]
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple's own count() is not needed
     pick: Callable[[Sequence[int]], Iterator[Tuple[int, Record]]]
 
     def sha256(self) -> str:
