@@ -371,6 +371,7 @@ def test_the_quick_json_refuses_what_json_refuses(text):
         assert quickjson.loads(text) == value
 
 
+@pytest.mark.slow
 def test_every_python_takes_the_quick_way_or_the_safe_one():
     script = "from remoteops.agent import quickjson as q; assert q.loads(q.dumps({'a': [1, '€']})) == {'a': [1, '€']}; print(q._dumps.__qualname__)"  # noqa: E501
     new_enough = [
@@ -458,7 +459,7 @@ fields = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(fields, min_size=1, max_size=4))
 def test_any_events_end_in_a_result_or_a_typed_error(events):
     lines = b"".join(json.dumps(event).encode() + b"\n" for event in events)

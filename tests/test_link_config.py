@@ -97,7 +97,7 @@ words = st.lists(
 
 @pytest.mark.slow
 @pytest.mark.skipif(SSH is None, reason="no ssh client to compare with")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(words)
 def test_any_mix_of_blocks_is_read_as_ssh_g_reads_it(tmp_path, lines):
     path = write_config(tmp_path, "\n".join(lines) + "\n")
@@ -247,7 +247,7 @@ def test_the_default_offers_an_authenticated_cipher_first(tmp_path):
     assert resolve(host(tmp_path, "")).target.ciphers[0] == "aes128-gcm@openssh.com"
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused_with_its_line(tmp_path, text):
     path = Path(write_config(tmp_path, ""))

@@ -148,7 +148,8 @@ import sshd
 from pathlib import Path
 from remoteops import fleet
 from remoteops.transport import connect
-import threading
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits "ignore"
 def sleep(host):
     with connect(host) as link:
         print("started", flush=True)

@@ -153,7 +153,7 @@ def test_fingerprints_are_those_of_ssh_keygen(tmp_path, keys):
     assert fingerprint(keys["rsa"][2]) in shown
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=400))
 def test_any_bytes_are_read_without_an_exception(data):
     entries, complaints = parse(data, "f")
@@ -164,7 +164,7 @@ def test_any_bytes_are_read_without_an_exception(data):
 names = st.text(st.sampled_from("abz.*?-[]:!,|1"), min_size=1, max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(names, names, st.sampled_from(["", "@revoked ", "@cert-authority "]))
 def test_only_lines_that_name_the_host_can_make_a_key_known(patterns, name, marker):
     blob = b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + b"k" * 32
