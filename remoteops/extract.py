@@ -44,6 +44,7 @@ class Started:
     survives: str
     warning: str | None
     skipped: list[str]
+    rehearsal: dict[str, Any] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,6 +72,7 @@ class Started:
             "survives": self.survives,
             "warning": self.warning,
             "skipped": self.skipped,
+            "rehearsal": self.rehearsal,
             "seconds": dict(self.seconds),
         }
 
@@ -127,6 +129,7 @@ def start(host: Host, options: Options, *, agent: Agent, on_event: OnEvent | Non
     job = build(host, options, agent)
     with clock("upload"):
         job["dataset"] = place_dataset(host, str(job["dataset"]), agent, tell)
+    made: dict[str, Any] | None = None
     if options.rehearse:
         from remoteops import rehearse
 
@@ -191,6 +194,7 @@ def start(host: Host, options: Options, *, agent: Agent, on_event: OnEvent | Non
         survives=launched["survives"],
         warning=launched.get("warning"),
         skipped=skipped,
+        rehearsal=made,
         seconds=clock.seconds,
     )
 

@@ -18,8 +18,8 @@ def seconds(
     report: Mapping[str, Any],
     began: float | None,
 ) -> dict[str, float]:
-    """Seconds of every step; ``toolkit`` is what is neither patching, nor the engine's start, nor compute, nor
-    transformers'.
+    """Seconds of every step; ``toolkit`` is what is neither patching, nor a rehearsal's model, nor the engine's
+    start, nor compute, nor transformers'.
 
     ``began``: time.monotonic() when the command began; None leaves total and toolkit out.
     """
@@ -29,7 +29,7 @@ def seconds(
         spent = (
             phases.get("load", 0.0) + phases.get("extract", 0.0) + (report.get("seconds") or {}).get("reference", 0.0)
         )
-        found["toolkit"] = round(found["total"] - spent - found.get("patch", 0.0), 3)
+        found["toolkit"] = round(found["total"] - spent - found.get("patch", 0.0) - found.get("rehearse", 0.0), 3)
     return found
 
 

@@ -40,6 +40,10 @@ def show_extract(console: Console, document: Mapping[str, Any]) -> int:
             )
     if document.get("warning"):
         console.say(str(document["warning"]), style="yellow")
+    made = document.get("rehearsal")
+    if made:
+        notes = "".join(f"; {note}" for note in made["notes"])
+        console.say(f"a rehearsal: {made['layers']} layers, {made['weights']} weights{notes}", style="bold yellow")
     counted = f"{document['layers']}, counted as {document['convention']}"
     for name, ids in document["layers_elsewhere"].items():
         counted += f" ({ids} as {name})"
