@@ -1,4 +1,4 @@
-"""The argument binder does what inspect.Signature.bind does, and is sure only where the call leaves no choice."""
+"""The argument binder does what a call and inspect.Signature.bind do, and is sure only where the call leaves no choice."""
 
 from __future__ import annotations
 
@@ -39,17 +39,25 @@ def shapes(parameters: str, count: int, keywords: list[str], extra: str = ""):
     return bind(from_arguments(tree.args), arguments_of(call))
 
 
+def accepts(function, count: int, keywords: list[str]) -> bool:
+    try:
+        function(*[0] * count, **dict.fromkeys(keywords, 0))
+    except TypeError:
+        return False
+    return True
+
+
 @settings(max_examples=600, deadline=None)
 @given(definitions(), calls)
 def test_a_call_fits_exactly_when_python_binds_it(parameters, call):
     space: dict = {}
     exec(f"def f({parameters}): pass", space)
     count, keywords = call
-    try:
-        inspect.signature(space["f"]).bind(*[0] * count, **dict.fromkeys(keywords, 0))
-        fits = True
-    except TypeError:
-        fits = False
+    signature = inspect.signature(space["f"])
+    fits = accepts(space["f"], count, keywords)
+    only = {p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_ONLY}
+    if not only & set(keywords):  # where Signature.bind is stricter than a call: f(a=0) on `def f(a=0, /, **rest)`
+        assert accepts(signature.bind, count, keywords) is fits
     outcome = shapes(parameters, count, keywords)
     assert outcome.fits is fits, (parameters, call, outcome)
     assert not outcome.open
