@@ -23,9 +23,9 @@ SET = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "1200"}
     [
         ("0.14.1", ["older than 0.15.0"]),
         ("0.17.0", ["refuses this model", "drops id 61"]),
-        ("0.22.1rc1+cu129", ["regression", "drops id 61", "tensor parallel"]),
-        ("0.30.0", ["tensor parallel"]),
-        ("0.31.0", []),
+        ("0.22.1rc1+cu129", ["regression", "drops id 61"]),
+        ("0.24.0", ["drops id 61"]),
+        ("0.25.0", []),
         ("", []),
     ],
 )

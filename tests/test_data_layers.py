@@ -55,9 +55,9 @@ def test_ids_may_come_as_text() -> None:
     assert layers.resolve("0, 3,8", 8) == [0, 3, 8]
 
 
-def test_the_generator_counts_one_less_and_cannot_name_the_embedding() -> None:
-    assert layers.translate([2, 30, 58, 61], "generator") == [1, 29, 57, 60]
-    assert layers.translate([0, 61], "connector") == [0, 61]
+def test_the_librarys_own_generator_counts_one_less_and_cannot_name_the_embedding() -> None:
+    assert layers.translate([2, 30, 58, 61], "generator-stock") == [1, 29, 57, 60]
+    assert layers.translate([0, 61], "connector") == layers.translate([0, 61], "generator") == [0, 61]
     with pytest.raises(AgentError, match="embedding"):
         layers.translate([0, 8], "generator-stock")
 

@@ -324,6 +324,8 @@ ALL = Capabilities(connector=True, last_layer=True, tensor_parallel=True, genera
         (ALL._replace(last_layer=False), {"layers": [2, 4, 5]}, "connector"),
         (ALL._replace(tensor_parallel=False), {}, "connector"),
         (ALL._replace(tensor_parallel=False), {"tensor_parallel": 8}, "generator"),
+        (ALL._replace(tensor_parallel=False), {"tensor_parallel": 8, "breaks": 3}, "connector"),
+        (ALL._replace(tensor_parallel=False, generator=False), {"tensor_parallel": 8}, "connector"),
         (ALL._replace(last_layer=None), {}, "generator"),
         (ALL._replace(last_layer=None, generator=False), {}, "connector"),
         (ALL._replace(last_layer=None), {"breaks": 3}, "connector"),

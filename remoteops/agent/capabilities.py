@@ -145,10 +145,6 @@ def choose(
         )
     if num_layers in layers and found.last_layer is False:
         against.append("this vLLM's code for the model does not capture the last state (id %d)" % num_layers)
-    if tensor_parallel > 1 and found.tensor_parallel is False:
-        against.append(
-            "this vLLM's connector never reports a request finished with tensor parallel %d" % tensor_parallel
-        )
     if requested in ("generator", "generator-stock", "connector"):
         if requested == "connector":
             return requested, ["--engine connector", *against]
@@ -164,25 +160,24 @@ def choose(
         raise AgentError(
             "UsageError", "no engine %r" % requested, hint="engines: auto, connector, generator, generator-stock"
         )
-    unsure = num_layers in layers and found.last_layer is None
-    if not against and not (unsure and found.generator and not breaks):
-        return "connector", [
-            "vLLM's own connector captures every id asked for"
-            if not unsure
-            else "vLLM has the connector (whether it captures id %d could not be read)" % num_layers
-        ]
+    doubts = []
+    if num_layers in layers and found.last_layer is None:
+        doubts.append("it cannot be read whether this vLLM's code for the model captures id %d" % num_layers)
+    if tensor_parallel > 1 and found.tensor_parallel is False:
+        # Ours waits for the ranks itself, but that has been shown on fewer hosts than the generator has.
+        doubts.append("this vLLM's own connector does not count its ranks under tensor parallel %d" % tensor_parallel)
+    if not against and not (doubts and found.generator and not breaks):
+        return "connector", doubts or ["vLLM's own connector captures every id asked for"]
     if found.generator:
         if breaks:
             raise AgentError(
                 "AuditBroken",
                 "%d breaks between speculators and vLLM stop the generator, and the connector will not do: %s"
-                % (breaks, "; ".join(against) or "not sure about id %d" % num_layers),
+                % (breaks, "; ".join([*against, *doubts])),
                 tried="--engine auto",
                 hint="fab patch mends them (or fab extract --patch does both)",
             )
-        return "generator", against or [
-            "it cannot be read whether vLLM's code for this model captures id %d" % num_layers
-        ]
+        return "generator", [*against, *doubts]
     raise AgentError(
         "MissingPackage",
         "no engine can run there: " + "; ".join([*against, "speculators has no generator of its own"]),

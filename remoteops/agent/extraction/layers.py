@@ -15,7 +15,7 @@ from remoteops.agent.protocol import AgentError
 CONVENTION = "completed-layers"
 # convention -> what is added to a completed-layers id to get the id of that convention
 OFFSETS = {CONVENTION: 0, "layer-output": -1}
-ENGINE_CONVENTION = {"connector": CONVENTION, "generator": "layer-output", "generator-stock": "layer-output"}
+ENGINE_CONVENTION = {"connector": CONVENTION, "generator": CONVENTION, "generator-stock": "layer-output"}
 TRAINER_SLOTS = 4  # three auxiliary states and the verifier's last one: what an EAGLE-3 trainer's fc expects
 
 
@@ -88,7 +88,8 @@ def resolve(layers: Union[str, Sequence[Any], None], num_layers: int) -> List[in
 def translate(ids: Sequence[int], engine: str) -> List[int]:
     """Completed-layers ids as ``engine`` counts them.
 
-    Raises AgentError(UsageError) for an id that the engine cannot name (the embedding, for a generator).
+    Raises AgentError(UsageError) for an id that the engine cannot name (the embedding, for the library's own
+    generator).
     """
     offset = OFFSETS[ENGINE_CONVENTION[engine]]
     moved = [one + offset for one in ids]
@@ -97,7 +98,7 @@ def translate(ids: Sequence[int], engine: str) -> List[int]:
             "UsageError",
             "the %s engine cannot capture id 0 (the embedding's output)" % engine,
             tried="layers %s" % list(ids),
-            hint="leave 0 out, or use --engine connector",
+            hint="leave 0 out, or use another engine",
         )
     return moved
 

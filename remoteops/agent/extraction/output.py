@@ -166,7 +166,7 @@ def _data_config(
     installed = versions()
     dtype = modelinfo.stored_dtype(str(job.get("dtype") or "auto"), shape)
     layers = list(job["layers"])
-    generator_ids: Optional[List[int]] = translate(layers, "generator") if min(layers) > 0 else None
+    generator_ids: Optional[List[int]] = translate(layers, "generator-stock") if min(layers) > 0 else None
     pattern = manifest.PATTERNS[job["format"]].replace("%d", "{idx}")
     return {
         "version": "2.0",
