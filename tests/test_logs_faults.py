@@ -168,9 +168,11 @@ def test_a_hundred_lost_connections_and_a_million_lines_once_each_in_order(place
         import os, sys, time
         permits = os.environ["REMOTEOPS_RUN_DIR"] + "/permits"
         for start in range(0, 1_000_000, 1000):
-            sys.stdout.write("".join("%d\\n" % n for n in range(start, start + 1000))); sys.stdout.flush();
-            time.sleep(0.005) while not os.path.exists(permits) or os.path.getsize(permits) * 10_000 <= start:
-            time.sleep(0.01)
+            sys.stdout.write("".join("%d\\n" % n for n in range(start, start + 1000)))
+            sys.stdout.flush()
+            time.sleep(0.005)
+            while not os.path.exists(permits) or os.path.getsize(permits) * 10_000 <= start:
+                time.sleep(0.01)
     """)
     permits = Path(run["path"], "permits")
     permits.write_bytes(b"+")
