@@ -12,7 +12,8 @@ from remoteops.agent.protocol import AgentError
 from remoteops.agent.rundir import find
 from remoteops.agent.verify import output_of
 
-BESIDE = ("data_config.json", "sample_lengths.json", "rows.jsonl")
+ROWS = "rows.jsonl"
+BESIDE = ("data_config.json", "sample_lengths.json", ROWS)
 
 
 def list_files(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, Any]:
@@ -63,6 +64,8 @@ def list_files(request: Dict[str, Any], emit: Callable[..., None]) -> Dict[str, 
         lines.append({**entry, "sha256": record["sha256"]})
         emit("progress", samples=len(lines), samples_total=limit, bytes=sum(one["bytes"] for one in files))
     for name in BESIDE:
+        if name == ROWS and len(lines) < len(found.entries):
+            continue  # it tells of every row of the run, and can be large
         if os.path.isfile(os.path.join(out, name)):
             files.append(_file(out, name))
     return {
