@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -35,8 +36,11 @@ from remoteops.remote import Agent, open_agent
 from remoteops.ssh.baselink import BaseLink
 
 pytestmark = pytest.mark.timeout(60)
-PYTHONS = sorted(Path.home().glob(".pyenv/versions/3.*/bin/python3")) + [
-    path for minor in range(9, 16) if (path := Path(f"/usr/bin/python3.{minor}")).exists()
+# Interpreters to try the agent with: those in PATH, and those that REMOTEOPS_TEST_PYTHONS lists (as PATH does).
+PYTHONS = [
+    Path(found)
+    for minor in range(8, 16)
+    if (found := shutil.which(f"python3.{minor}", path=os.environ.get("REMOTEOPS_TEST_PYTHONS") or None))
 ]
 
 
@@ -159,7 +163,7 @@ def test_an_interpreter_that_is_too_old_is_passed_over(tmp_path):
         assert agent.python.endswith("python3.12") and agent.call("hello", {})["pid"]
 
 
-@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.parts[-3])
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: path.name)
 def test_every_python_since_3_9_runs_the_agent(server, python):
     minor = int(
         subprocess.run([python, "-c", "import sys; print(sys.version_info[1])"], capture_output=True, check=True).stdout
