@@ -603,6 +603,12 @@ class Flow(Evaluator):
 
 
 def _guards(node: Optional[ast.expr]) -> Iterator[ast.expr]:
+    """What stands inside ``TypeGuard[…]`` and ``TypeIs[…]`` of a return annotation, which may be a string."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        try:
+            node = ast.parse(node.value, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError):
+            return
     for inner in ast.walk(node) if node is not None else []:
         if isinstance(inner, ast.Subscript) and last_name(inner.value) in ("TypeGuard", "TypeIs"):
             yield inner.slice
