@@ -41,6 +41,9 @@ PYTHONS = [
     Path(found)
     for minor in range(8, 16)
     if (found := shutil.which(f"python3.{minor}", path=os.environ.get("REMOTEOPS_TEST_PYTHONS") or None))
+    and not subprocess.run(
+        [found, "-S", "-c", ""], capture_output=True
+    ).returncode  # a version manager's stub may not run
 ]
 
 
