@@ -2,6 +2,8 @@
 
     python bench/compatibility.py                        audit every pair, plan, audit the planned tree again
     python bench/compatibility.py --check                the same on the trees at hand; fails when the table is old
+    python bench/compatibility.py --outcome EVENTS --consumer 0.9.0 --provider 0.32.0
+                                                         enter a run of `fab extract` that verified itself
     python bench/compatibility.py --extract PYTHON [--provider-path DIR] --consumer 0.3.0 --provider 0.17.1
                                                          real extraction in a venv, compared with transformers
 
@@ -32,7 +34,7 @@ from remoteops.errors import RemoteOpsError
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "compatibility.json"
 PAGE = HERE.parent / "docs" / "compatibility.md"
-CONSUMERS = ("0.3.0", "0.4.0", "0.4.0.1")
+CONSUMERS = ("0.3.0", "0.4.0.1")  # 0.4.0 has the same data generation code
 FIRST, LAST = "0.11.0", "0.33.0"
 
 
@@ -201,6 +203,8 @@ def page(results: dict[str, Any]) -> str:
             for line in r.get("left", ())
         }
         text += ["", *(f"- Left on {', '.join(where)}: {line}" for line, where in lines.items()), ""]
+        risks = sorted({rule for record in providers.values() for rule in record.get("risks_left", ())})
+        text += [f"Still a risk after the plan, for some models: {', '.join(risks) or 'nothing'}.", ""]
         fixes: dict[str, list[str]] = {}
         for provider, record in providers.items():
             for fix in record.get("fixes", ()):
@@ -211,6 +215,20 @@ def page(results: dict[str, Any]) -> str:
             *(f"| {fix} | {span(where, list(providers))} |" for fix, where in sorted(fixes.items())),
             "",
         ]
+    text += [
+        "## speculators 0.5 and newer",
+        "",
+        "These talk to vLLM over HTTP and read the files of its own connector; there is nothing to patch. Runs of",
+        "`fab extract` with the connector engine, verified by the run itself against transformers:",
+        "",
+        "| speculators x vLLM | rows | compared | largest relative error |",
+        "|---|---|---|---|",
+        *(
+            f"| {pair} | {r['rows']} | {r['compared_rows']} | {r['max_relative_error']:.1e} |"
+            for pair, r in results.get("connector", {}).items()
+        ),
+        "",
+    ]
     return "\n".join(text)
 
 
@@ -233,7 +251,8 @@ Made by `bench/compatibility.py`; the figures are in `bench/compatibility.json`.
 
 *breaks*: uses of vLLM that fail for certain, as `fab probe` finds them in the two source trees. *risks*: findings that
 depend on the model or the hardware, or that give wrong data without an error. *after*: the same audit of the consumer
-with the plan of `fab patch` applied. What is still a risk then is named below the table with the number of releases.
+with the plan of `fab patch` applied. The risks that are left speak of single model classes (`fab probe --model` judges
+one); a plan can raise their number, because a name that is right for most models is missing in some.
 
 *extraction on the CPU*: a real run in float32 with the stock generator of the patched consumer, 115 prompts (mixed
 lengths, one token, shared prefixes, batches above the token budget, more prompts than slots, the same batch twice; each
@@ -242,6 +261,8 @@ layer over the layer's largest value. Empty: no wheel of that release was run.
 
 (bare): run with an empty `speculators/__init__.py`. The rest of these releases of speculators does not import with
 transformers 5, which these releases of vLLM bring along; that is no matter of vLLM's interface, and no patch of ours.
+
+speculators 0.4.0 has the same data generation code as 0.4.0.1.
 
 Plans come from the audit of the installed sources; a release number decides nothing.
 """
@@ -254,6 +275,7 @@ def main() -> int:
     parser.add_argument("--provider", action="append")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--extract", metavar="PYTHON")
+    parser.add_argument("--outcome", type=Path, metavar="EVENTS")
     parser.add_argument("--provider-path", type=Path)
     parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir()) / "remoteops-compat-model")
     parser.add_argument("--bare", action="store_true", help="with an empty speculators/__init__.py")
@@ -264,6 +286,9 @@ def main() -> int:
         results = load()
         results["runs"].setdefault(options.consumer[0], {})[options.provider[0]] = answer
         print(proof(answer))
+    elif options.outcome:
+        results = load()
+        results.setdefault("connector", {})[f"{options.consumer[0]} x {options.provider[0]}"] = outcome(options.outcome)
     elif options.check:
         return check(load(), audit_all(options))
     else:
@@ -274,6 +299,20 @@ def main() -> int:
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     PAGE.write_text(page(results))
     return 0
+
+
+def outcome(events: Path) -> dict[str, Any]:
+    """What a finished run says of itself in events.jsonl: rows, tokens, and the comparison with transformers."""
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    (end,) = [line for line in lines if line["event"] == "outcome"]
+    report = end["summary"]["report"]
+    kept = ("rows", "tokens", "dtype", "layers")
+    return {
+        **{key: report[key] for key in kept},
+        "ok": report["ok"],
+        "compared_rows": len(report["reference"]["rows"]),
+        "max_relative_error": report["reference"]["max_relative_error"],
+    }
 
 
 def check(results: dict[str, Any], found: dict[str, dict[str, Any]]) -> int:
