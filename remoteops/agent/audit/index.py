@@ -239,6 +239,7 @@ class Index:
             return unsure
         if module.dynamic:
             return Symbol("dynamic", dotted, module=module, reason="%s fills its globals at run time" % module.name)
+        module.parse_all()
         if module.source.errors:
             line, message = module.source.errors[0]
             return Symbol("dynamic", dotted, module=module, reason="%s:%d: %s" % (module.file, line, message))

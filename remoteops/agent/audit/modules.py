@@ -101,6 +101,11 @@ class Module:
         base = ".".join(parts[: max(keep, 0)])
         return base + "." + module if module and base else module or base
 
+    def parse_all(self) -> None:
+        """Parses every function and class, so that ``source.errors`` is complete: before a name is called missing."""
+        for unit in self.body.units:
+            unit.node()
+
     def strings(self) -> Set[str]:
         """Every string constant of the top-level statements and of a module-level ``__getattr__``."""
         found: Set[str] = set()

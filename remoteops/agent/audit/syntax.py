@@ -14,6 +14,7 @@ from bisect import bisect_right
 from typing import Dict, Iterator, List, Optional, Tuple, Union
 
 MAX_BYTES = 16 * 1024 * 1024
+MAX_FAILURES = 20
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
@@ -303,10 +304,13 @@ def module_body(source: Source) -> Body:
         source.errors = [e for e in source.errors if "syntax error" not in e[1]]
         plain, found = _from_nodes(source, whole.body)
         return Body(plain, found)
+    # Broken somewhere: keep what can be read, statement by statement, up to a number of errors.
     statements: List[ast.stmt] = []
+    failures = 0
     for unit in units:
-        if unit.kind == "stmt":
+        if unit.kind == "stmt" and failures < MAX_FAILURES:
             tree = source.parse(unit.text, source.line_of(unit.start))
+            failures += tree is None
             statements.extend(tree.body if tree is not None else [])
     return Body(statements, [u for u in units if u.kind != "stmt"])
 
