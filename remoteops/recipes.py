@@ -90,8 +90,9 @@ def mechanical(finding: Finding) -> Edit | None:
     if fix.get("edit"):
         return _proposed(finding, fix)
     kind, symbol, detail = finding.get("kind"), str(finding.get("symbol")), str(finding.get("detail"))
-    if kind == "unknown-kwarg" and detail.isidentifier():
-        return {"edit": "drop-keyword", "call": callee(symbol), "keyword": detail}
+    name = _name(detail)
+    if kind == "unknown-kwarg" and name.isidentifier():
+        return {"edit": "drop-keyword", "call": callee(symbol), "keyword": name}
     if kind == "moved-symbol":
         target = finding.get("moved_to") or detail.split(" ")[-1]
         if target.replace(".", "").replace("_", "a").isalnum():
@@ -107,7 +108,7 @@ def mechanical(finding: Finding) -> Edit | None:
 def _proposed(finding: Finding, fix: Mapping[str, Any]) -> dict[str, Any]:
     """An edit that the audit proposes ("old" and "new" are its names for both sides of a rename), with what the finding
     says besides."""
-    edit, symbol, detail = fix["edit"], str(finding.get("symbol")), str(finding.get("detail"))
+    edit, symbol, detail = fix["edit"], str(finding.get("symbol")), _name(str(finding.get("detail")))
     known: dict[str, dict[str, Any]] = {
         "drop-keyword": {"call": callee(symbol), "keyword": detail},
         "add-keyword": {"call": callee(symbol), "keyword": detail},
@@ -119,6 +120,11 @@ def _proposed(finding: Finding, fix: Mapping[str, Any]) -> dict[str, Any]:
     if "new" in fix:
         found["to"] = str(fix["new"]).rpartition(".")[2] if edit == "rename-attribute" else fix["new"]
     return found
+
+
+def _name(detail: str) -> str:
+    """The parameter or attribute that a detail speaks of ("block_size", "old: renamed to new")."""
+    return detail.partition(":")[0].strip()
 
 
 def callee(symbol: str) -> str:
