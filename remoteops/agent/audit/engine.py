@@ -1,12 +1,13 @@
 """The audit of a pair: request in, remoteops.probe/1 document out. Standard library only; nothing is imported or run."""
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from remoteops.agent.audit import findings, layers, query
+from remoteops.agent.audit import cache, findings, layers, query
 from remoteops.agent.audit.ducks import Ducks
 from remoteops.agent.audit.index import Index
 from remoteops.agent.audit.modules import Module
@@ -26,11 +27,30 @@ def audit(request: Dict[str, Any]) -> Dict[str, Any]:
     Raises AgentError: UsageError for a request without names, MissingPackage and MissingVenv as ``packages.locate`` does.
     """
     started = time.perf_counter()
+    folder = request.get("cache_dir")
+    code = cache.code_stamp() if folder else ""
+    kept = cache.load(os.path.expanduser(folder), request, code) if folder and not request.get("refresh") else None
+    if kept is not None:
+        kept["seconds"] = round(time.perf_counter() - started, 3)
+        kept["cached"] = True
+        return kept
     context = analyse(request)
     document = findings.document(context)
     layers.finish(document, context)
     document["seconds"] = round(time.perf_counter() - started, 3)
+    if folder:
+        cache.save(folder, request, code, document, watched(context))
     return document
+
+
+def watched(context: "query.Context") -> List[str]:
+    """Every file and folder whose change may change the result."""
+    found: List[str] = []
+    for recorder in [context.recorder, context.moved.baseline]:
+        for tree in recorder.index.trees.values() if recorder is not None else []:
+            found += [tree.archive] if tree.archive else [*tree.files_seen, *tree.folders_seen]
+            found.append(tree.path)
+    return [path for path in dict.fromkeys(found) if path]
 
 
 def analyse(request: Dict[str, Any]) -> "query.Context":

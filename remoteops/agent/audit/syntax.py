@@ -15,6 +15,7 @@ from typing import Dict, Iterator, List, Optional, Tuple, Union
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_FAILURES = 20
+MAX_STATEMENTS = 400
 
 FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
@@ -307,8 +308,8 @@ def module_body(source: Source) -> Body:
     # Broken somewhere: keep what can be read, statement by statement, up to a number of errors.
     statements: List[ast.stmt] = []
     failures = 0
-    for unit in units:
-        if unit.kind == "stmt" and failures < MAX_FAILURES:
+    for unit in [u for u in units if u.kind == "stmt"][:MAX_STATEMENTS]:
+        if failures < MAX_FAILURES:
             tree = source.parse(unit.text, source.line_of(unit.start))
             failures += tree is None
             statements.extend(tree.body if tree is not None else [])
