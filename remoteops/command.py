@@ -44,6 +44,9 @@ class Session:
     def hosts(self) -> list[Host]:
         """The hosts of -H (names, groups, ``all``), or the inventory's default; the lab is brought up."""
         named = self.inventory.names if "all" in self.asked else self.asked or (self.inventory.default,)
+        from remoteops import transport
+
+        transport.tell = self.console.note
         return [self.ready(host) for host in self.inventory.select(named)]
 
     @property

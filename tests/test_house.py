@@ -172,7 +172,7 @@ def test_every_command_in_the_docs_can_be_typed(file: Path, line: str) -> None:
     """Task and options exist; the command is parsed by the very parser that will meet it."""
     from invoke.parser import Parser
 
-    text = line.replace(" --help", "").split("  #")[0].split(" # ")[0].split(" | ")[0].split(" > ")[0].replace("…", "").replace("...", "")
+    text = re.split(r" +# | \| | > ", line.replace(" --help", ""))[0].replace("…", "").replace("...", "")
     words = shlex.split(text)[1:]
     program = cli.Program(name="remoteops", namespace=cli.load_tasks().ns)
     core = Parser(initial=program.initial_context, ignore_unknown=True).parse_argv(words)
