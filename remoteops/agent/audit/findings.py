@@ -29,6 +29,8 @@ def document(context: "Context") -> Dict[str, Any]:
     unique: Dict[str, Dict[str, Any]] = {}
     for finding in found:
         place = "\0".join((finding["file"], str(finding["line"]), finding["kind"], finding["detail"] or ""))
+        if finding["kind"] == "moved-symbol":  # its detail is the new place: names that moved together stand on one line
+            place += "\0" + finding["symbol"]
         old = unique.get(place)
         if old is None or (old["confidence"] == "risk" and finding["confidence"] != "risk"):
             unique[place] = finding
