@@ -26,8 +26,15 @@ class Pair:
         write(folder / "lib-1.0", lib)
         write(folder / "app-1.0", app)
         self.document = engine.audit(
-            {"consumer": "app", "provider": "lib", "consumer_path": str(folder / "app-1.0"),
-             "provider_path": str(folder / "lib-1.0"), "contracts": [], "all": True, **request}
+            {
+                "consumer": "app",
+                "provider": "lib",
+                "consumer_path": str(folder / "app-1.0"),
+                "provider_path": str(folder / "lib-1.0"),
+                "contracts": [],
+                "all": True,
+                **request,
+            }
         )
 
     @property
@@ -47,4 +54,8 @@ class Pair:
 
     @property
     def clean(self) -> bool:
-        return not self.document["findings"] and not self.document["unresolved"] and self.document["ok"] == self.document["sites"] > 0
+        return (
+            not self.document["findings"]
+            and not self.document["unresolved"]
+            and self.document["ok"] == self.document["sites"] > 0
+        )

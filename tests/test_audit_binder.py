@@ -72,10 +72,17 @@ def test_hidden_arguments_never_make_a_call_a_break_that_some_content_would_fit(
     signature, (count, keywords) = inspect.signature(space["f"]), call
     for extra, args, kwargs in (("**x", 0, hidden), ("*x", more, [])):
         try:
-            signature.bind(*[0] * (count + args), **dict.fromkeys(keywords, 0), **{k: 0 for k in kwargs if k not in keywords})
+            signature.bind(
+                *[0] * (count + args), **dict.fromkeys(keywords, 0), **{k: 0 for k in kwargs if k not in keywords}
+            )
         except TypeError:
             continue
-        source = ["0"] * count + ([extra] if extra == "*x" else []) + [f"{k}=0" for k in keywords] + ([extra] if extra == "**x" else [])
+        source = (
+            ["0"] * count
+            + ([extra] if extra == "*x" else [])
+            + [f"{k}=0" for k in keywords]
+            + ([extra] if extra == "**x" else [])
+        )
         tree = ast.parse(f"def f({parameters}): pass").body[0]
         outcome = bind(from_arguments(tree.args), arguments_of(ast.parse(f"f({', '.join(source)})", mode="eval").body))
         assert outcome.fits, (parameters, source, outcome)

@@ -18,8 +18,18 @@ def run(tmp_path, **request):
 def again(tmp_path, **request):
     from remoteops.agent.audit import engine
 
-    return engine.audit({"consumer": "app", "provider": "lib", "consumer_path": str(tmp_path / "app-1.0"), "provider_path": str(tmp_path / "lib-1.0"),
-                         "contracts": [], "all": True, "cache_dir": str(tmp_path / "cache"), **request})
+    return engine.audit(
+        {
+            "consumer": "app",
+            "provider": "lib",
+            "consumer_path": str(tmp_path / "app-1.0"),
+            "provider_path": str(tmp_path / "lib-1.0"),
+            "contracts": [],
+            "all": True,
+            "cache_dir": str(tmp_path / "cache"),
+            **request,
+        }
+    )
 
 
 def plain(document):

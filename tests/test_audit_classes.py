@@ -118,7 +118,13 @@ CONFIG = """
     ],
 )
 def test_generated_constructors(tmp_path, call, problems):
-    pair = Pair(tmp_path, {"lib/conf.py": CONFIG}, f"from lib.conf import *\n{call}\n".replace("*", call.split("(")[0].split(".")[0] if not call.startswith("dataclasses") else "Base, dataclasses"))
+    pair = Pair(
+        tmp_path,
+        {"lib/conf.py": CONFIG},
+        f"from lib.conf import *\n{call}\n".replace(
+            "*", call.split("(")[0].split(".")[0] if not call.startswith("dataclasses") else "Base, dataclasses"
+        ),
+    )
     assert sorted((kind, detail) for _line, kind, detail in pair.breaks) == sorted(problems)
     assert not pair.unresolved and not pair.risks
 
@@ -129,7 +135,11 @@ def test_methods_come_through_bases_in_other_modules(tmp_path):
         "lib/impl.py": "from lib.base import Root\nclass Engine(Root):\n    def run(self, *, fast=False): ...\n",
     }
     app = "from lib.impl import Engine\ne = Engine()\ne.start(timeout=2)\ne.run(fast=True)\ne.state.done\ne.state.gone\ne.start(wait=1)\ne.halt()\n"
-    assert Pair(tmp_path, lib, app).breaks == [(6, "missing-attribute", "gone"), (7, "unknown-kwarg", "wait"), (8, "missing-attribute", "halt")]
+    assert Pair(tmp_path, lib, app).breaks == [
+        (6, "missing-attribute", "gone"),
+        (7, "unknown-kwarg", "wait"),
+        (8, "missing-attribute", "halt"),
+    ]
 
 
 def test_an_overriding_method_and_overloads_count_as_at_run_time(tmp_path):
@@ -146,7 +156,9 @@ def test_an_overriding_method_and_overloads_count_as_at_run_time(tmp_path):
                 def call(self, a, extra=None): ...
         """
     }
-    assert Pair(tmp_path, lib, "from lib.m import Sub, Base\nSub().call(1, extra=2)\nBase().call(1, extra=2)\n").breaks == [(3, "unknown-kwarg", "extra")]
+    assert Pair(
+        tmp_path, lib, "from lib.m import Sub, Base\nSub().call(1, extra=2)\nBase().call(1, extra=2)\n"
+    ).breaks == [(3, "unknown-kwarg", "extra")]
 
 
 def test_attributes_set_in_methods_exist_and_getattr_leaves_it_open(tmp_path):
@@ -199,6 +211,10 @@ def test_decorators_keep_replace_or_hide_a_signature(tmp_path):
             def hidden(a): ...
         """
     }
-    pair = Pair(tmp_path, lib, "from lib.m import *\nfrom lib.m import kept, rewritten, hidden\nkept(b=1)\nrewritten(1, old=2)\nhidden(b=1)\nhidden(a=1)\n")
+    pair = Pair(
+        tmp_path,
+        lib,
+        "from lib.m import *\nfrom lib.m import kept, rewritten, hidden\nkept(b=1)\nrewritten(1, old=2)\nhidden(b=1)\nhidden(a=1)\n",
+    )
     assert pair.breaks == [(3, "missing-required", "a"), (3, "unknown-kwarg", "b")]
     assert [line for line, _ in pair.unresolved] == [4, 5]

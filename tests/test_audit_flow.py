@@ -149,8 +149,12 @@ def test_methods_named_in_strings_are_looked_up_on_the_workers_and_what_is_mixed
         pool.broadcast("load_model", args=("a", "b"))       # 13
     """
     pair = Pair(tmp_path, WORKERS, app)
-    assert pair.breaks == [(7, "missing-attribute", "gone"), (8, "missing-attribute", "nothing"),
-                           (12, "missing-attribute", "vanished"), (13, "too-many-positional", "1")]
+    assert pair.breaks == [
+        (7, "missing-attribute", "gone"),
+        (8, "missing-attribute", "nothing"),
+        (12, "missing-attribute", "vanished"),
+        (13, "too-many-positional", "1"),
+    ]
 
 
 MODELS = {
@@ -252,19 +256,34 @@ def test_overrides_are_checked_against_the_calls_that_the_provider_makes(tmp_pat
         Mine()
     """
     pair = Pair(tmp_path, lib, app)
-    assert pair.breaks == [(3, "override-mismatch", "data"), (4, "override-mismatch", "items"), (8, "unknown-kwarg", "fast")]
+    assert pair.breaks == [
+        (3, "override-mismatch", "data"),
+        (4, "override-mismatch", "items"),
+        (8, "unknown-kwarg", "fast"),
+    ]
     assert pair.risks == [(6, "override-mismatch", "a")]
 
 
 def test_a_baseline_shows_what_was_renamed_and_what_is_overridden_in_vain(tmp_path):
     body = "\n        for n in range(3):\n            print(n)\n        return ids\n"
-    old = {"lib/m.py": f"class M:\n    def get(self, ids):{body}    def hook(self):\n        return 1\ndef f(first, second): ...\n"}
+    old = {
+        "lib/m.py": f"class M:\n    def get(self, ids):{body}    def hook(self):\n        return 1\ndef f(first, second): ...\n"
+    }
     new = {"lib/m.py": f"class M:\n    def fetch(self, ids):{body}def f(first, later): ...\n"}
     Pair(tmp_path / "old", old, "from lib.m import M\n")
     app = "from lib.m import M, f\nM().get(1)\nf(1, second=2)\nclass Mine(M):\n    def hook(self): ...\n"
     pair = Pair(tmp_path / "new", new, app, baseline_path=str(tmp_path / "old" / "lib-1.0"))
     found = {(f["line"], f["kind"]): f for f in pair.document["findings"]}
     renamed = found[2, "missing-attribute"]
-    assert renamed["detail"] == "get: renamed to fetch" and renamed["fix"] == {"edit": "rename-attribute", "attribute": "get", "to": "fetch"}
-    assert found[3, "unknown-kwarg"]["fix"] == {"edit": "rename-keyword", "call": "f", "keyword": "second", "to": "later"}
+    assert renamed["detail"] == "get: renamed to fetch" and renamed["fix"] == {
+        "edit": "rename-attribute",
+        "attribute": "get",
+        "to": "fetch",
+    }
+    assert found[3, "unknown-kwarg"]["fix"] == {
+        "edit": "rename-keyword",
+        "call": "f",
+        "keyword": "second",
+        "to": "later",
+    }
     assert found[5, "override-mismatch"]["confidence"] == "risk"

@@ -6,7 +6,9 @@ from audit_fixtures import Pair
 
 
 def test_a_name_that_moved_is_found_in_its_new_place(tmp_path):
-    pair = Pair(tmp_path, {"lib/old.py": "x = 1\n", "lib/new.py": "def work(a):\n    return a\n"}, "from lib.old import work\n")
+    pair = Pair(
+        tmp_path, {"lib/old.py": "x = 1\n", "lib/new.py": "def work(a):\n    return a\n"}, "from lib.old import work\n"
+    )
     assert pair.breaks == [(1, "moved-symbol", "now at lib.new")]
     finding = pair.document["findings"][0]
     assert finding["symbol"] == "lib.old.work" and finding["now_at"] == "lib/new.py:1" and finding["when"] == "import"
@@ -25,7 +27,11 @@ def test_re_exports_stars_and_all_are_followed(tmp_path):
         "lib/b.py": "from .c import *\n",
         "lib/c.py": "visible = 1\n_hidden = 2\n",
     }
-    pair = Pair(tmp_path, lib, "from lib import one, two, shown\nfrom lib.b import visible\nfrom lib import three\nfrom lib.b import _hidden\n")
+    pair = Pair(
+        tmp_path,
+        lib,
+        "from lib import one, two, shown\nfrom lib.b import visible\nfrom lib import three\nfrom lib.b import _hidden\n",
+    )
     assert pair.breaks == [(3, "moved-symbol", "now at lib.a"), (4, "moved-symbol", "now at lib.c")]
 
 
@@ -42,7 +48,9 @@ def test_module_getattr_tables_are_read(tmp_path):
         """,
         "lib/engine.py": "class Engine:\n    def __init__(self, size): ...\ndef helper(): ...\n",
     }
-    pair = Pair(tmp_path, lib, "from lib import Engine, helper\nimport lib\nEngine(size=1)\nEngine(length=1)\nlib.Nothing\n")
+    pair = Pair(
+        tmp_path, lib, "from lib import Engine, helper\nimport lib\nEngine(size=1)\nEngine(length=1)\nlib.Nothing\n"
+    )
     assert (4, "unknown-kwarg", "length") in pair.breaks
     assert (5, "missing-attribute", "Nothing") in pair.breaks
     assert len(pair.breaks) == 3  # `size` is missing in line 4 as well
@@ -51,7 +59,8 @@ def test_module_getattr_tables_are_read(tmp_path):
 def test_a_lazy_module_that_mirrors_itself_for_type_checkers_has_what_it_names(tmp_path):
     names = [f"Name{n}" for n in range(12)]
     lib = {
-        "lib/__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .m import " + ", ".join(names)
+        "lib/__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .m import "
+        + ", ".join(names)
         + "\nelse:\n    import sys\n    sys.modules[__name__] = make(__name__)\n",
         "lib/m.py": "".join(f"class {n}: ...\n" for n in names),
     }
@@ -60,7 +69,10 @@ def test_a_lazy_module_that_mirrors_itself_for_type_checkers_has_what_it_names(t
 
 
 def test_a_name_for_type_checkers_only_is_not_there_at_run_time(tmp_path):
-    lib = {"lib/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .b import Thing\n", "lib/b.py": "class Thing: ...\n"}
+    lib = {
+        "lib/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .b import Thing\n",
+        "lib/b.py": "class Thing: ...\n",
+    }
     assert Pair(tmp_path, lib, "from lib.a import Thing\n").breaks == [(1, "moved-symbol", "now at lib.b")]
 
 
@@ -83,7 +95,9 @@ def test_a_fallback_that_works_is_no_break_and_one_that_does_not_is(tmp_path):
 
 def test_a_handler_for_an_import_that_succeeds_is_not_looked_at(tmp_path):
     lib = {"lib/new.py": "def f(): ...\n"}
-    assert Pair(tmp_path, lib, "try:\n    from lib.new import f\nexcept ImportError:\n    from lib.old import f\n").clean
+    assert Pair(
+        tmp_path, lib, "try:\n    from lib.new import f\nexcept ImportError:\n    from lib.old import f\n"
+    ).clean
 
 
 def test_version_guards_are_decided_by_the_provider_that_is_there(tmp_path):

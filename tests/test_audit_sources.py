@@ -19,12 +19,16 @@ def venv(folder, files, config="home = /usr/bin\n"):
 
 
 def test_a_package_is_found_in_a_venv_with_the_version_of_whatever_distribution_provides_it(tmp_path):
-    venv(tmp_path, {
-        "lib/__init__.py": "",
-        "other-1.0.dist-info/METADATA": "Name: other\nVersion: 1.0\n\n", "other-1.0.dist-info/RECORD": "other/__init__.py,,\n",
-        "lib_cpu-2.5.dist-info/METADATA": "Name: lib-cpu\nVersion: 2.5\nRequires-Dist: torch==2.9\n\n",
-        "lib_cpu-2.5.dist-info/RECORD": "lib/__init__.py,sha256=x,0\n",
-    })
+    venv(
+        tmp_path,
+        {
+            "lib/__init__.py": "",
+            "other-1.0.dist-info/METADATA": "Name: other\nVersion: 1.0\n\n",
+            "other-1.0.dist-info/RECORD": "other/__init__.py,,\n",
+            "lib_cpu-2.5.dist-info/METADATA": "Name: lib-cpu\nVersion: 2.5\nRequires-Dist: torch==2.9\n\n",
+            "lib_cpu-2.5.dist-info/RECORD": "lib/__init__.py,sha256=x,0\n",
+        },
+    )
     tree = locate("lib", venv=str(tmp_path))
     assert (tree.version, tree.distribution, tree.requires) == ("2.5", "lib-cpu", ["torch==2.9"])
 
@@ -39,7 +43,12 @@ def test_every_way_to_install_is_read(tmp_path, how):
     if how == "pth":
         write(site, {"__editable__.lib-1.0.pth": f"{source}\n"})
     elif how == "finder":
-        write(site, {"__editable___lib_1_0_finder.py": f"MAPPING: dict[str, str] = {{'lib': {str(source / 'lib')!r}}}\nNAMESPACES = {{}}\n"})
+        write(
+            site,
+            {
+                "__editable___lib_1_0_finder.py": f"MAPPING: dict[str, str] = {{'lib': {str(source / 'lib')!r}}}\nNAMESPACES = {{}}\n"
+            },
+        )
     elif how == "egg-link":
         write(site, {"lib.egg-link": f"{source}\n.\n"})
     elif how == "namespace":
@@ -108,7 +117,9 @@ def test_a_broken_consumer_file_is_told_and_the_rest_audited(tmp_path, name):
 
 
 def test_one_broken_function_leaves_the_others_known(tmp_path):
-    lib = {"lib/m.py": "def ok(a): ...\nclass C:\n    def bad(self):\n        return (\n    def good(self, b): ...\ndef late(c): ...\n"}
+    lib = {
+        "lib/m.py": "def ok(a): ...\nclass C:\n    def bad(self):\n        return (\n    def good(self, b): ...\ndef late(c): ...\n"
+    }
     pair = Pair(tmp_path, lib, "from lib.m import ok, late\nok()\nlate()\n")
     assert [(line, detail) for line, _kind, detail in pair.breaks] == [(2, "a"), (3, "c")]
 

@@ -17,7 +17,10 @@ from remoteops.agent.audit import engine
 
 TREES = Path(os.environ.get("REMOTEOPS_TREES", "/nonexistent"))
 TRUTH = Path(os.environ.get("REMOTEOPS_TRUTH", str(TREES / "truth")))
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (TRUTH / "truth.jsonl").exists(), reason="REMOTEOPS_TREES and its truth are not here")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (TRUTH / "truth.jsonl").exists(), reason="REMOTEOPS_TREES and its truth are not here"),
+]
 
 
 def records(name):
@@ -27,7 +30,10 @@ def records(name):
 
 @functools.cache
 def document(consumer, provider):
-    paths = {f"{side}_path": str(TREES / spec.replace("==", "-")) for side, spec in (("consumer", consumer), ("provider", provider))}
+    paths = {
+        f"{side}_path": str(TREES / spec.replace("==", "-"))
+        for side, spec in (("consumer", consumer), ("provider", provider))
+    }
     names = {"consumer": consumer.split("==")[0], "provider": provider.split("==")[0]}
     return engine.audit({**names, **paths, "contracts": list(rules.contracts())})
 
@@ -58,7 +64,14 @@ def test_conditional_breaks_are_risks():
 
 
 def test_nothing_is_called_a_break_that_is_not_in_the_truth():
-    true = {(r["provider"], r["file"], r["line"], r["kind"]) for r in [*records("truth.jsonl"), *records("silent.jsonl")]}
+    true = {
+        (r["provider"], r["file"], r["line"], r["kind"]) for r in [*records("truth.jsonl"), *records("silent.jsonl")]
+    }
     pairs = {(r["consumer"], r["provider"]) for r in records("ok.jsonl")}
-    wrong = [(p, f["file"], f["line"], f["kind"]) for c, p in sorted(pairs) for f in document(c, p)["findings"] if f["confidence"] != "risk"]
+    wrong = [
+        (p, f["file"], f["line"], f["kind"])
+        for c, p in sorted(pairs)
+        for f in document(c, p)["findings"]
+        if f["confidence"] != "risk"
+    ]
     assert not [w for w in wrong if w not in true]

@@ -235,11 +235,25 @@ class Attributes(Annotations):
             protocol = any(b.endswith(".Protocol") for b, _ in self.classes.bases(info))
             open_ones = [k for k in below if self.classes.has(k, name)[0] is None]
             if protocol or open_ones:
-                return Hit(option, "unsure", Unknown(True, target), target, "no class known to stand for %s shows it" % info.name)
+                return Hit(
+                    option,
+                    "unsure",
+                    Unknown(True, target),
+                    target,
+                    "no class known to stand for %s shows it" % info.name,
+                )
             return None
         lacking = tuple(sorted(k.name for k in below if self.classes.has(k, name)[0] is False))
         hits = [self._hit(Instance(k, True), name) for k in having]
-        return Hit(option, "partly" if lacking else "found", join([h.value for h in hits]), target, member=hits[0].member, lacking=lacking, among=len(below))
+        return Hit(
+            option,
+            "partly" if lacking else "found",
+            join([h.value for h in hits]),
+            target,
+            member=hits[0].member,
+            lacking=lacking,
+            among=len(below),
+        )
 
     def _only_init(self, info: ClassInfo, name: str) -> bool:
         """Whether a name is a constructor's parameter only (InitVar without default)."""
@@ -401,7 +415,11 @@ class Attributes(Annotations):
             return Hit(option, "unsure", Unknown(reach, name), info.dotted + "." + name, reason)
         if self.constructors.family(info) != "plain" and name.startswith("__"):
             return Hit(option, "found", Unknown(reach, name), info.dotted + "." + name)
-        if not option.exact and self.descend is not None and any(self.classes.has(k, name, instance=False)[0] for k in self.descend(info)):
+        if (
+            not option.exact
+            and self.descend is not None
+            and any(self.classes.has(k, name, instance=False)[0] for k in self.descend(info))
+        ):
             return Hit(
                 option,
                 "unsure",

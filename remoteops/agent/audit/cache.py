@@ -3,6 +3,7 @@
 A stored document is used again only if every folder listed and every file read still has the same size, times and inode, and the
 request is the same. A damaged or foreign cache file counts as none. Files are written beside and renamed.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -51,7 +52,12 @@ def save(folder: str, request: Dict[str, Any], code: str, document: Dict[str, An
     """Keeps a document with the stamps of what it was made from. A folder that cannot be written to is no error."""
     target = _file(os.path.expanduser(folder), request, code)
     stamps = {path: _stamp(path) for path in paths}
-    data = zlib.compress(json.dumps({"format": FORMAT, "stamps": stamps, "document": document}, default=str).encode("utf-8", "surrogatepass"), 1)
+    data = zlib.compress(
+        json.dumps({"format": FORMAT, "stamps": stamps, "document": document}, default=str).encode(
+            "utf-8", "surrogatepass"
+        ),
+        1,
+    )
     try:
         os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=os.path.dirname(target), prefix=".new-")

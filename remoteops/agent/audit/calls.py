@@ -195,7 +195,9 @@ class Calls(Attributes):
             if isinstance(option, Instance):
                 found.append(option)
             elif isinstance(option, LambdaValue):
-                found.extend(o for o in options(self.evaluate(option.node.body, option.scope)) if isinstance(o, Instance))
+                found.extend(
+                    o for o in options(self.evaluate(option.node.body, option.scope)) if isinstance(o, Instance)
+                )
             elif isinstance(option, Sequence) and option.kind != "dict":
                 found.extend(o for o in options(elements(option)) if isinstance(o, Instance))
             elif isinstance(option, ClassValue):
@@ -207,7 +209,14 @@ class Calls(Attributes):
         for option in options(declared):
             if isinstance(option, Sequence):
                 parts = tuple(self._replaced(p, carried) for p in option.parts) if option.parts is not None else None
-                found.append(Sequence(option.kind, parts, self._replaced(option.each, carried) if option.each is not None else None, option.keys))
+                found.append(
+                    Sequence(
+                        option.kind,
+                        parts,
+                        self._replaced(option.each, carried) if option.each is not None else None,
+                        option.keys,
+                    )
+                )
             elif isinstance(option, ExternalInstance) and option.dotted.rsplit(".", 1)[-1] in CONTAINERS:
                 found.append(option._replace(items=join(carried)))
             elif isinstance(option, ExternalInstance):
@@ -237,10 +246,8 @@ class Calls(Attributes):
             else None
         )
         value = self.annotation(node.returns, function.module, function.owner, bindings=bindings, receiver=receiver)
-        if (
-            value == UNKNOWN
-            or all(isinstance(o, (Unknown, External)) or o == NONE for o in options(value))
-            and value != NONE
+        if value == UNKNOWN or (
+            all(isinstance(o, (Unknown, External)) or o == NONE for o in options(value)) and value != NONE
         ):
             return None
         if value == NONE and not isinstance(node.returns, ast.Constant):
@@ -271,7 +278,10 @@ class Calls(Attributes):
         if self._returning.get(key) or len(self._returning) > MAX_RETURNS:
             return UNKNOWN
         memo: Dict[Any, Value] = function.facts.setdefault("returned", {})  # type: ignore[assignment]
-        case = (value_key(bound) if bound is not None else None, tuple(sorted((n, value_key(v)) for n, v in (arguments or {}).items())))
+        case = (
+            value_key(bound) if bound is not None else None,
+            tuple(sorted((n, value_key(v)) for n, v in (arguments or {}).items())),
+        )
         if case in memo:
             return memo[case]
         node = function.node
@@ -376,10 +386,11 @@ class Calls(Attributes):
             )
         if name in ("next", "anext", "min", "max") and len(arguments) == 1:
             return elements(self.iterated(first))
-        if (
-            name == "run"
-            and option.dotted.startswith("asyncio")
-            or name in ("wait_for", "create_task", "ensure_future", "shield")
+        if (name == "run" and option.dotted.startswith("asyncio")) or name in (
+            "wait_for",
+            "create_task",
+            "ensure_future",
+            "shield",
         ):
             result = self.awaited(first)
             return result if name == "run" else Sequence("awaitable", None, result)

@@ -93,8 +93,28 @@ class Lineage(NamedTuple):
     open: str
 
 
-_STANDARD = {"collections", "collections.abc", "threading", "logging", "concurrent.futures", "argparse", "json", "datetime", "pathlib", "contextlib",
-             "queue", "string", "types", "decimal", "io", "functools", "random", "ast", "html.parser", "unittest"}
+_STANDARD = {
+    "collections",
+    "collections.abc",
+    "threading",
+    "logging",
+    "concurrent.futures",
+    "argparse",
+    "json",
+    "datetime",
+    "pathlib",
+    "contextlib",
+    "queue",
+    "string",
+    "types",
+    "decimal",
+    "io",
+    "functools",
+    "random",
+    "ast",
+    "html.parser",
+    "unittest",
+}
 _SETTERS = ("setattr", "__setattr__", "register_buffer", "register_parameter", "add_module", "register_module")
 _NAMED = re.compile(r"(?:%s)\s*\(" % "|".join(_SETTERS))
 
@@ -335,7 +355,9 @@ class Classes:
         word = re.escape(name)
         # `x.name =`, `x.name: T`, `x.name +=`, and as one of several targets: `a, x.name = `, `(\n x.name,\n) = `, `for x.name in`.
         stores = re.compile(
-            r"\.%s\s*(?::[^=\n]|=(?!=)|[-+*/|&^%%@]{1,2}=)|\.%s\s*[,)\]][^=\n]*(?<![=!<>])=(?!=)|\.%s\s*(?: in\b|:\n)" % (word, word, word))
+            r"\.%s\s*(?::[^=\n]|=(?!=)|[-+*/|&^%%@]{1,2}=)|\.%s\s*[,)\]][^=\n]*(?<![=!<>])=(?!=)|\.%s\s*(?: in\b|:\n)"
+            % (word, word, word)
+        )
         spread = re.compile(r"^[ \t]*[\])]\s*=(?!=)", re.M)
         for unit in klass.unit.body().units:
             if unit.kind != "def" or not unit.mentions(name):
@@ -427,7 +449,9 @@ def _standard(name: str) -> Optional[type]:
     module, _, last = name.rpartition(".")
     if module == "typing" and hasattr(collections.abc, last):
         module = "collections.abc"
-    found = getattr(importlib.import_module(module), last, None) if module in _STANDARD else getattr(builtins, name, None)
+    found = (
+        getattr(importlib.import_module(module), last, None) if module in _STANDARD else getattr(builtins, name, None)
+    )
     return found if isinstance(found, type) else None
 
 
@@ -508,7 +532,11 @@ def stores_in(function: ast.AST, receiver: str) -> Dict[str, List[ast.AST]]:
                     targets.extend(target.elts)
                 elif isinstance(target, ast.Starred):
                     targets.append(target.value)
-                elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == receiver:
+                elif (
+                    isinstance(target, ast.Attribute)
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id == receiver
+                ):
                     found.setdefault(target.attr, []).append(node)
     return found
 

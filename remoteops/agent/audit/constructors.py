@@ -362,8 +362,7 @@ class Constructors:
                 and (
                     'mode="before"' in text
                     or "mode='before'" in text
-                    or 'mode="wrap"' in text
-                    and 'model_validator(mode="wrap")' in text
+                    or ('mode="wrap"' in text and 'model_validator(mode="wrap")' in text)
                 )
             ):
                 compact = "".join(text.split())

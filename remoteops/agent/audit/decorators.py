@@ -144,7 +144,9 @@ class Decorators:
                 return Recipe()
             if last_name(target).endswith("dataclass"):
                 return Recipe("dataclass", doubt="decorator %s is not at hand" % name)
-            return Recipe(doubt="decorator %s is not at hand" % (name or "?"), open="decorator %s is not at hand" % (name or "?"))
+            return Recipe(
+                doubt="decorator %s is not at hand" % (name or "?"), open="decorator %s is not at hand" % (name or "?")
+            )
         return _with_options(made, call, info.module) if made.family != "plain" else made
 
     def _of(self, name: str, function: Optional[FunctionInfo], depth: int) -> Optional[Recipe]:
@@ -166,8 +168,15 @@ class Decorators:
         if ".__init__ =" in function.unit.text:
             doubt = "decorator %s replaces __init__" % function.name
         found = self._returned(node, node, function.module, depth)
-        adds = any(isinstance(n, ast.Call) and last_name(n.func) == "setattr" and len(n.args) > 1 and not _constant(n.args[1]) for n in ast.walk(node))
-        opened = "decorator %s sets attributes under computed names" % function.name if adds else next((r.open for r in found if r.open), "")
+        adds = any(
+            isinstance(n, ast.Call) and last_name(n.func) == "setattr" and len(n.args) > 1 and not _constant(n.args[1])
+            for n in ast.walk(node)
+        )
+        opened = (
+            "decorator %s sets attributes under computed names" % function.name
+            if adds
+            else next((r.open for r in found if r.open), "")
+        )
         families = [r for r in found if r.family != "plain"]
         if families:
             return families[0]._replace(doubt=families[0].doubt or doubt, open=opened)
@@ -238,7 +247,12 @@ class Decorators:
             symbol = self.classes.symbol_in(module, inner)
             made = self._of(symbol.name, symbol.function, depth + 1) if symbol is not None else None
             if made is None:
-                return [Recipe(doubt="decorator calls %s, which is not at hand" % (last_name(inner) or "?"), open="decorator calls %s, which is not at hand" % (last_name(inner) or "?"))]
+                return [
+                    Recipe(
+                        doubt="decorator calls %s, which is not at hand" % (last_name(inner) or "?"),
+                        open="decorator calls %s, which is not at hand" % (last_name(inner) or "?"),
+                    )
+                ]
             if made.family == "plain":
                 return [made]
             options = value.func if isinstance(value.func, ast.Call) else value
@@ -317,8 +331,12 @@ def _rewrites(node: ast.AST, name: str) -> bool:
         return last_name(node.value) == name
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         return node.id == name
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and last_name(node.func.value) == name and node.func.attr in (
-        "pop", "update", "setdefault", "clear")
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and last_name(node.func.value) == name
+        and node.func.attr in ("pop", "update", "setdefault", "clear")
+    )
 
 
 def _wrapper(node: FunctionNode, applied: int, depth: int = 0) -> Any:

@@ -4,6 +4,7 @@
 chosen at run time, all classes that can stand there are tried: those that the flow found, else those of the provider that have
 the method, hang under the same attribute, and have most of what the function asks of ``self``.
 """
+
 from __future__ import annotations
 
 import ast
@@ -54,7 +55,9 @@ class Ducks:
         given = self._given(stores)
         if not receivers:
             receivers, owners = self._search(function, stores[0].node.attr, paths, set(given))
-        unique = self._plausible(function, list({id(c): c for c in receivers}.values()), stores[0].node.attr, set(given))
+        unique = self._plausible(
+            function, list({id(c): c for c in receivers}.values()), stores[0].node.attr, set(given)
+        )
         # The class that most others derive from first: it is the one that a reader knows.
         unique.sort(key=lambda c: (-self.subclasses.popularity(c.name), c.name))
         bound = any(isinstance(o, BoundMethod) for s in stores for o in options(s.value))
@@ -72,19 +75,42 @@ class Ducks:
         if node is None or not node.args.args:
             return []
         first = node.args.args[0].arg
-        return sorted({n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == first
-                       and isinstance(n.ctx, ast.Load)} - given)
+        return sorted(
+            {
+                n.attr
+                for n in ast.walk(node)
+                if isinstance(n, ast.Attribute)
+                and isinstance(n.value, ast.Name)
+                and n.value.id == first
+                and isinstance(n.ctx, ast.Load)
+            }
+            - given
+        )
 
-    def _plausible(self, function: FunctionInfo, classes: List[ClassInfo], method: str, given: Set[str]) -> List[ClassInfo]:
+    def _plausible(
+        self, function: FunctionInfo, classes: List[ClassInfo], method: str, given: Set[str]
+    ) -> List[ClassInfo]:
         """Without those that lack the replaced method or most of what is asked of them: the function was not written for them."""
         asked = self._asked(function, given)
         needed = round(len(asked) * ENOUGH)
         has = self.recorder.classes.has
-        return [c for c in classes if has(c, method)[0] is not False and sum(has(c, a)[0] is not False for a in asked) >= needed]
+        return [
+            c
+            for c in classes
+            if has(c, method)[0] is not False and sum(has(c, a)[0] is not False for a in asked) >= needed
+        ]
 
     def _undecided(self, function: FunctionInfo, store: Store) -> None:
-        site = self.recorder.site("override", function.node or store.node, self._scope(function), symbol=store.node.attr, reached="." + store.node.attr)
-        self.recorder.settle(site, S.UNRESOLVED, "which classes of %s this function is bound to is not known" % self.provider)
+        site = self.recorder.site(
+            "override",
+            function.node or store.node,
+            self._scope(function),
+            symbol=store.node.attr,
+            reached="." + store.node.attr,
+        )
+        self.recorder.settle(
+            site, S.UNRESOLVED, "which classes of %s this function is bound to is not known" % self.provider
+        )
 
     def _scope(self, function: FunctionInfo) -> FlowScope:
         return FlowScope(self.recorder, function.module, function)
@@ -120,8 +146,11 @@ class Ducks:
         node: ast.expr = store.node.value
         at = store.scope.enclosing().node
         if isinstance(node, ast.Name):
-            values = [s.value for s in (walk_shallow(at.body) if isinstance(at, (ast.FunctionDef, ast.AsyncFunctionDef)) else [])
-                      if isinstance(s, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in s.targets)]
+            values = [
+                s.value
+                for s in (walk_shallow(at.body) if isinstance(at, (ast.FunctionDef, ast.AsyncFunctionDef)) else [])
+                if isinstance(s, ast.Assign) and any(isinstance(t, ast.Name) and t.id == node.id for t in s.targets)
+            ]
             chains = [v for v in values if isinstance(v, ast.Attribute)]
             if not chains:
                 return "", []
@@ -139,7 +168,9 @@ class Ducks:
 
     # -- receivers by what they have ---------------------------------------------------------------------------------
 
-    def _search(self, function: FunctionInfo, method: str, paths: Set[str], given: Set[str]) -> Tuple[List[ClassInfo], List[ClassInfo]]:
+    def _search(
+        self, function: FunctionInfo, method: str, paths: Set[str], given: Set[str]
+    ) -> Tuple[List[ClassInfo], List[ClassInfo]]:
         """Classes that define the replaced method, have most of what the function asks for, and hang under the path."""
         asked = self._asked(function, given)
         if len(asked) < 2 or not paths:
@@ -148,7 +179,10 @@ class Ducks:
         defines = ("def %s(" % method).encode()
         tree = self.recorder.index.trees[self.provider]
         held: Set[str] = set()
-        holds = re.compile(rb"\bself\.(?:%s)\s*(?::[^=\n]+)?=\s*\(?\s*([A-Z]\w+)\s*\(" % b"|".join(re.escape(p.encode()) for p in sorted(paths)))
+        holds = re.compile(
+            rb"\bself\.(?:%s)\s*(?::[^=\n]+)?=\s*\(?\s*([A-Z]\w+)\s*\("
+            % b"|".join(re.escape(p.encode()) for p in sorted(paths))
+        )
         chosen: List[str] = []
         for module, path in tree.files():
             data = self.recorder.index.data(tree, path)
@@ -177,14 +211,28 @@ class Ducks:
 
     # -- who calls the replaced method -------------------------------------------------------------------------------
 
-    def _calls_of(self, function: FunctionInfo, method: str, classes: List[ClassInfo], owners: List[ClassInfo], paths: Set[str], bound: bool) -> None:
+    def _calls_of(
+        self,
+        function: FunctionInfo,
+        method: str,
+        classes: List[ClassInfo],
+        owners: List[ClassInfo],
+        paths: Set[str],
+        bound: bool,
+    ) -> None:
         """Checks the provider's own calls of the method against the function that replaces it."""
         signature = self.recorder.decorators.signature(function)
         if signature is None:
             return
         signature = signature.without_first() if bound else signature
-        site = self.recorder.site("override", function.node or ast.Pass(), self._scope(function), symbol=classes[0].dotted + "." + method,
-                                  reached=classes[0].dotted + "." + method, extra=method)
+        site = self.recorder.site(
+            "override",
+            function.node or ast.Pass(),
+            self._scope(function),
+            symbol=classes[0].dotted + "." + method,
+            reached=classes[0].dotted + "." + method,
+            extra=method,
+        )
         self.recorder.settle(site, S.OK)
         bad: Dict[str, str] = {}
         total = 0
@@ -208,9 +256,23 @@ class Ducks:
         problems = []
         for detail, names in sorted(grouped.items()):
             text = bad[names[0]]
-            told = "%d of %d classes call it in a way it does not take: %s" % (len(names), max(total, len(bad)), ", ".join(sorted(names)[:12]))
-            problems.append(Problem("override-mismatch", detail, error="TypeError", message="%s() does not take %s" % (function.name, text), now=told,
-                                    now_at=text.split("(")[-1].rstrip(")"), sure=everywhere and len(names) == len(bad), extra={"classes": sorted(names)}))
+            told = "%d of %d classes call it in a way it does not take: %s" % (
+                len(names),
+                max(total, len(bad)),
+                ", ".join(sorted(names)[:12]),
+            )
+            problems.append(
+                Problem(
+                    "override-mismatch",
+                    detail,
+                    error="TypeError",
+                    message="%s() does not take %s" % (function.name, text),
+                    now=told,
+                    now_at=text.split("(")[-1].rstrip(")"),
+                    sure=everywhere and len(names) == len(bad),
+                    extra={"classes": sorted(names)},
+                )
+            )
         if problems:
             self.recorder.settle(site, S.BREAK if everywhere else S.RISK, problems[0].now, tuple(problems))
 
@@ -221,7 +283,9 @@ class Ducks:
             if not self.recorder.in_provider(klass.module):
                 continue
             for unit in klass.unit.body().units:
-                if unit.kind != "def" or not any("self.%s(" % w in unit.text or "self.%s.%s(" % (w, method) in unit.text for w in wanted):
+                if unit.kind != "def" or not any(
+                    "self.%s(" % w in unit.text or "self.%s.%s(" % (w, method) in unit.text for w in wanted
+                ):
                     continue
                 node = unit.node()
                 for inner in ast.walk(node) if node is not None else []:
@@ -237,8 +301,13 @@ def _is_call_of(node: ast.expr, wanted: List[str], method: str) -> bool:
         return False
     if isinstance(node.value, ast.Name) and node.value.id == "self":
         return node.attr in wanted
-    return node.attr == method and isinstance(node.value, ast.Attribute) and last_name(node.value) in wanted and isinstance(
-        node.value.value, ast.Name) and node.value.value.id == "self"
+    return (
+        node.attr == method
+        and isinstance(node.value, ast.Attribute)
+        and last_name(node.value) in wanted
+        and isinstance(node.value.value, ast.Name)
+        and node.value.value.id == "self"
+    )
 
 
 def _function(value: Value) -> Optional[FunctionInfo]:

@@ -1,4 +1,5 @@
 """The audit of a pair: request in, remoteops.probe/1 document out. Standard library only; nothing is imported or run."""
+
 from __future__ import annotations
 
 import os
@@ -43,7 +44,7 @@ def audit(request: Dict[str, Any]) -> Dict[str, Any]:
     return document
 
 
-def watched(context: "query.Context") -> List[str]:
+def watched(context: query.Context) -> List[str]:
     """Every file and folder whose change may change the result."""
     found: List[str] = []
     for recorder in [context.recorder, context.moved.baseline]:
@@ -53,7 +54,7 @@ def watched(context: "query.Context") -> List[str]:
     return [path for path in dict.fromkeys(found) if path]
 
 
-def analyse(request: Dict[str, Any]) -> "query.Context":
+def analyse(request: Dict[str, Any]) -> query.Context:
     """The same, up to the context that contracts are evaluated on (sites found, findings not yet written)."""
     for key in ("consumer", "provider"):
         if not isinstance(request.get(key), str) or not request[key]:
@@ -100,7 +101,9 @@ def concerned(index: Index, consumer: Tree, provider: str) -> List[Module]:
         stems = {name.rsplit(".", 1)[-1].encode() for name in frontier if "." in name}
         if not stems:
             break
-        pattern = re.compile(rb"^[ \t]*(?:from|import)\b[^#\n]*\b(?:%s)\b" % b"|".join(sorted(re.escape(s) for s in stems)), re.M)
+        pattern = re.compile(
+            rb"^[ \t]*(?:from|import)\b[^#\n]*\b(?:%s)\b" % b"|".join(sorted(re.escape(s) for s in stems)), re.M
+        )
         frontier = {name for name, text in texts.items() if name not in found and pattern.search(text)}
         found |= frontier
     loaded = [index.module(name) for name in texts if name in found]

@@ -41,13 +41,13 @@ class Scope:
 
     def __init__(
         self,
-        evaluator: "Evaluator",
+        evaluator: Evaluator,
         module: Module,
         function: Optional[FunctionInfo] = None,
         *,
         receiver: Optional[Value] = None,
         arguments: Optional[Dict[str, Value]] = None,
-        outer: Optional["Scope"] = None,
+        outer: Optional[Scope] = None,
     ) -> None:
         self.evaluator = evaluator
         self.module = module
@@ -128,7 +128,11 @@ class Scope:
                 return passed[name]  # type: ignore[index]
             if isinstance(declared, (Unknown, External, ExternalInstance)):
                 default = _default_of(arguments, argument)
-                value = self.evaluator.evaluate(default, self.evaluator.module_scope(self.module)) if default is not None else UNKNOWN
+                value = (
+                    self.evaluator.evaluate(default, self.evaluator.module_scope(self.module))
+                    if default is not None
+                    else UNKNOWN
+                )
                 if isinstance(value, (ClassValue, FunctionValue)):
                     return value
             return Unknown(reach, name) if declared == UNKNOWN and reach else declared

@@ -1,4 +1,5 @@
 """The walk through the consumer: statements in order, with branches that cannot be taken left out."""
+
 from __future__ import annotations
 
 import ast
@@ -28,14 +29,32 @@ from remoteops.agent.audit.values import (
 )
 
 IMPORTS = frozenset({"ImportError", "ModuleNotFoundError"})
-CAUGHT = ("ImportError", "ModuleNotFoundError", "AttributeError", "TypeError", "ValidationError", "ValueError", "RuntimeError", "Exception", "BaseException")
+CAUGHT = (
+    "ImportError",
+    "ModuleNotFoundError",
+    "AttributeError",
+    "TypeError",
+    "ValidationError",
+    "ValueError",
+    "RuntimeError",
+    "Exception",
+    "BaseException",
+)
 
 
 class FlowScope(Scope):
     """A scope whose names change as statements are walked. ``refined``: what conditions say about attribute chains."""
 
-    def __init__(self, evaluator: Evaluator, module: Module, function: Optional[FunctionInfo] = None, *, receiver: Optional[Value] = None,
-                 outer: Optional[Scope] = None, owner: Optional[ClassInfo] = None) -> None:
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        module: Module,
+        function: Optional[FunctionInfo] = None,
+        *,
+        receiver: Optional[Value] = None,
+        outer: Optional[Scope] = None,
+        owner: Optional[ClassInfo] = None,
+    ) -> None:
         super().__init__(evaluator, module, function, receiver=receiver, outer=outer)
         if owner is not None:
             self.owner = owner
@@ -45,18 +64,20 @@ class FlowScope(Scope):
         self.node: Optional[ast.AST] = function.node if function is not None else None
         self.qualname = function.qualname if function is not None else ""
         # Where decorators, defaults and annotations of methods are evaluated: in the class body.
-        self.place: Optional["FlowScope"] = None
+        self.place: Optional[FlowScope] = None
 
-    def fork(self) -> "FlowScope":
+    def fork(self) -> FlowScope:
         """The same scope with its own copies of what may change."""
-        other = FlowScope(self.evaluator, self.module, self.function, receiver=self.receiver, outer=self.outer, owner=self.owner)
+        other = FlowScope(
+            self.evaluator, self.module, self.function, receiver=self.receiver, outer=self.outer, owner=self.owner
+        )
         other.names = dict(self.names)
         other.refined = dict(self.refined)
         other.present = set(self.present)
         other.node, other.qualname, other.arguments = self.node, self.qualname, self.arguments
         return other
 
-    def take(self, branches: List["FlowScope"]) -> None:
+    def take(self, branches: List[FlowScope]) -> None:
         """Joins the states at the ends of branches into this one."""
         if not branches:
             return
@@ -65,11 +86,13 @@ class FlowScope(Scope):
             found = [b.names[name] for b in branches if name in b.names]
             names[name] = join(found)
         self.names = names
-        self.refined = {k: v for k, v in branches[0].refined.items() if all(b.refined.get(k) == v for b in branches[1:])}
+        self.refined = {
+            k: v for k, v in branches[0].refined.items() if all(b.refined.get(k) == v for b in branches[1:])
+        }
         self.present = set.intersection(*[b.present for b in branches])
         self.memo = {}
 
-    def enclosing(self) -> "FlowScope":
+    def enclosing(self) -> FlowScope:
         """This scope, or for comprehensions and lambdas the one they stand in."""
         at: Any = self
         while at.node is None and isinstance(at.outer, FlowScope):
@@ -148,7 +171,12 @@ class Flow(Evaluator):
         for default in list(node.args.defaults) + [d for d in node.args.kw_defaults if d is not None]:
             self.evaluate(default, place)
         if not _postponed(function.module):
-            arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs + [a for a in (node.args.vararg, node.args.kwarg) if a]
+            arguments = (
+                node.args.posonlyargs
+                + node.args.args
+                + node.args.kwonlyargs
+                + [a for a in (node.args.vararg, node.args.kwarg) if a]
+            )
             for annotation in [a.annotation for a in arguments] + [node.returns]:
                 if annotation is not None and not isinstance(annotation, ast.Constant):
                     self.evaluate(annotation, place)
@@ -214,7 +242,12 @@ class Flow(Evaluator):
         elif isinstance(node, (ast.For, ast.AsyncFor)):
             value = self.iterated(self.evaluate(node.iter, scope))
             if isinstance(node, ast.AsyncFor):
-                value = join([self.awaited(o) if isinstance(o, Sequence) and o.kind == "awaitable" else o for o in options(value)])
+                value = join(
+                    [
+                        self.awaited(o) if isinstance(o, Sequence) and o.kind == "awaitable" else o
+                        for o in options(value)
+                    ]
+                )
             self.assign(node.target, elements(value), scope)
             self._loop(node.body, node.orelse, scope)
         elif isinstance(node, ast.While):
@@ -307,7 +340,9 @@ class Flow(Evaluator):
                     name = alias.asname or alias.name.split(".")[0]
                     scope.names[name] = self.imported_name(statement, name, scope.module)
 
-    def _loop(self, body: List[ast.stmt], orelse: List[ast.stmt], scope: FlowScope, inside: Optional[FlowScope] = None) -> None:
+    def _loop(
+        self, body: List[ast.stmt], orelse: List[ast.stmt], scope: FlowScope, inside: Optional[FlowScope] = None
+    ) -> None:
         inner = inside or scope.fork()
         self.walk(body, inner)
         scope.take([scope.fork(), inner])
@@ -379,7 +414,9 @@ class Flow(Evaluator):
                 sources.extend(a.name for a in statement.names)
             elif isinstance(statement, ast.ImportFrom):
                 sources.append(statement.module or "" if not statement.level else self.provider)
-            elif not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr)) or any(isinstance(n, ast.Call) for n in ast.walk(statement)):
+            elif not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr)) or any(
+                isinstance(n, ast.Call) for n in ast.walk(statement)
+            ):
                 return False
         return bool(sources) and all(s.split(".")[0] == self.provider for s in sources)
 
@@ -387,7 +424,13 @@ class Flow(Evaluator):
         unit = unit_of(scope.module.source, node)
         assert unit is not None
         inside_class = scope.function is None and scope.owner is not None
-        prefix = scope.owner.qualname + "." if inside_class and scope.owner is not None else scope.qualname + ".<locals>." if scope.qualname else ""
+        prefix = (
+            scope.owner.qualname + "."
+            if inside_class and scope.owner is not None
+            else scope.qualname + ".<locals>."
+            if scope.qualname
+            else ""
+        )
         owner = scope.owner if inside_class else None
         if unit.kind == "class":
             info = self.index.class_info(scope.module, unit, prefix, scope.function)
@@ -479,7 +522,9 @@ class Flow(Evaluator):
             scope.names.update(inside.names)
             if not dead:
                 found.append(value)
-            if not self.narrow(part, conjunction, inside) or (isinstance(value, Const) and bool(value.value) is not conjunction):
+            if not self.narrow(part, conjunction, inside) or (
+                isinstance(value, Const) and bool(value.value) is not conjunction
+            ):
                 dead += 1
                 self.dead += 1
         self.dead -= dead
@@ -513,7 +558,12 @@ class Flow(Evaluator):
         if not isinstance(scope, FlowScope):
             return
         inner = self.comprehension_scope(scope)
-        for argument in node.args.posonlyargs + node.args.args + node.args.kwonlyargs + [a for a in (node.args.vararg, node.args.kwarg) if a]:
+        for argument in (
+            node.args.posonlyargs
+            + node.args.args
+            + node.args.kwonlyargs
+            + [a for a in (node.args.vararg, node.args.kwarg) if a]
+        ):
             inner.names[argument.arg] = UNKNOWN
         self.evaluate(node.body, inner)
 
@@ -531,7 +581,12 @@ class Flow(Evaluator):
             return self.narrow(test.target, truth, scope)
         if isinstance(test, ast.Call):
             return self._narrow_call(test, truth, scope)
-        if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None:
+        if (
+            isinstance(test, ast.Compare)
+            and len(test.ops) == 1
+            and isinstance(test.comparators[0], ast.Constant)
+            and test.comparators[0].value is None
+        ):
             if isinstance(test.ops[0], (ast.Is, ast.Eq)):
                 self._none(test.left, truth, scope)
             elif isinstance(test.ops[0], (ast.IsNot, ast.NotEq)):
@@ -568,7 +623,12 @@ class Flow(Evaluator):
 
     def _narrow_call(self, test: ast.Call, truth: bool, scope: FlowScope) -> bool:
         name = last_name(test.func)
-        if name == "hasattr" and len(test.args) == 2 and isinstance(test.args[1], ast.Constant) and isinstance(test.args[1].value, str):
+        if (
+            name == "hasattr"
+            and len(test.args) == 2
+            and isinstance(test.args[1], ast.Constant)
+            and isinstance(test.args[1].value, str)
+        ):
             attr = test.args[1].value
             if truth:
                 scope.present.add((unparse(test.args[0]), attr))
@@ -578,11 +638,20 @@ class Flow(Evaluator):
             if hits and all(h.status == "found" for h in hits):
                 return truth
             return True
-        if name == "isinstance" and len(test.args) == 2 and truth and isinstance(test.args[0], (ast.Name, ast.Attribute)):
+        if (
+            name == "isinstance"
+            and len(test.args) == 2
+            and truth
+            and isinstance(test.args[0], (ast.Name, ast.Attribute))
+        ):
             kinds = self.quiet(test.args[1], scope)
             parts = [p for o in options(kinds) for p in (o.parts or () if isinstance(o, Sequence) else (o,))]
             if parts and all(isinstance(p, (ClassValue, External)) for p in parts):
-                self.refine(test.args[0], join([Instance(p.info) if isinstance(p, ClassValue) else UNKNOWN for p in parts]), scope)
+                self.refine(
+                    test.args[0],
+                    join([Instance(p.info) if isinstance(p, ClassValue) else UNKNOWN for p in parts]),
+                    scope,
+                )
             return True
         if test.args and isinstance(test.args[0], (ast.Name, ast.Attribute)):
             self._type_guard(test, truth, scope)

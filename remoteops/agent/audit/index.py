@@ -19,7 +19,7 @@ class ClassInfo:
 
     __slots__ = ("facts", "module", "name", "qualname", "scope", "unit")
 
-    def __init__(self, module: Module, qualname: str, unit: Unit, scope: Optional["FunctionInfo"] = None) -> None:
+    def __init__(self, module: Module, qualname: str, unit: Unit, scope: Optional[FunctionInfo] = None) -> None:
         self.module = module
         self.qualname = qualname
         self.name = unit.name
@@ -46,7 +46,7 @@ class FunctionInfo:
         qualname: str,
         unit: Unit,
         owner: Optional[ClassInfo] = None,
-        outer: Optional["FunctionInfo"] = None,
+        outer: Optional[FunctionInfo] = None,
     ) -> None:
         self.module = module
         self.qualname = qualname

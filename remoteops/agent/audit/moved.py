@@ -1,4 +1,5 @@
 """Where a missing name is now: the same definition elsewhere, or the same body under another name."""
+
 from __future__ import annotations
 
 import ast
@@ -32,20 +33,43 @@ class Moved:
         index, provider = self.recorder.index, self.recorder.provider
         tree = index.trees[provider]
         old, _, name = dotted.rpartition(".")
-        defines = re.compile(rb"^(?:class|def|async def)[ \t]+%s\b|^%s[ \t]*(?::[^=\n]+)?=" % (name.encode(), name.encode()), re.M)
+        defines = re.compile(
+            rb"^(?:class|def|async def)[ \t]+%s\b|^%s[ \t]*(?::[^=\n]+)?=" % (name.encode(), name.encode()), re.M
+        )
         found: List[Tuple[int, str, str]] = []
         for module, path in index.grep(provider, name.encode()):
             if not defines.search(index.data(tree, path)):
                 continue
             loaded = index.module(module)
             symbol = index.lookup(loaded, name) if loaded is not None else None
-            if symbol is None or symbol.kind not in ("class", "function", "variable") or symbol.name != module + "." + name:
+            if (
+                symbol is None
+                or symbol.kind not in ("class", "function", "variable")
+                or symbol.name != module + "." + name
+            ):
                 continue
-            if symbol.kind == "variable" and not name.isupper() and symbol.binding is not None and symbol.binding.kind != "assign":
+            if (
+                symbol.kind == "variable"
+                and not name.isupper()
+                and symbol.binding is not None
+                and symbol.binding.kind != "assign"
+            ):
                 continue
-            unit = symbol.klass.unit if symbol.klass is not None else symbol.function.unit if symbol.function is not None else None
+            unit = (
+                symbol.klass.unit
+                if symbol.klass is not None
+                else symbol.function.unit
+                if symbol.function is not None
+                else None
+            )
             line = unit.line if unit is not None else symbol.binding.line if symbol.binding is not None else 1
-            found.append((-_shared(old, module) + (5 if "test" in module else 0), module, "%s:%d" % (loaded.file if loaded is not None else module, line)))
+            found.append(
+                (
+                    -_shared(old, module) + (5 if "test" in module else 0),
+                    module,
+                    "%s:%d" % (loaded.file if loaded is not None else module, line),
+                )
+            )
         if not found:
             return self._module(dotted)
         found.sort()
@@ -95,7 +119,12 @@ class Moved:
         classes = self.recorder.classes
         for klass in classes.lineage(info).classes:
             for unit in klass.unit.body().units:
-                if unit.kind == "def" and unit.name != name and self.baseline.classes.member(symbol.klass, unit.name) is None and _body(unit.node()) == body:
+                if (
+                    unit.kind == "def"
+                    and unit.name != name
+                    and self.baseline.classes.member(symbol.klass, unit.name) is None
+                    and _body(unit.node()) == body
+                ):
                     return {"new": unit.name, "why": "same body", "at": "%s:%d" % (klass.module.file, unit.line)}
         return None
 
@@ -145,7 +174,11 @@ def _body(node: Optional[ast.AST]) -> Optional[str]:
     """A function's body as text, without its docstring; None for a trivial one."""
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return None
-    body = node.body[1:] if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant) else node.body
+    body = (
+        node.body[1:]
+        if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
+        else node.body
+    )
     if not body or (len(body) == 1 and isinstance(body[0], (ast.Pass, ast.Raise))):
         return None
     return "\n".join(ast.dump(s) for s in body)

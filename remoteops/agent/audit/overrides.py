@@ -1,4 +1,5 @@
 """Methods of the provider that the consumer overrides or replaces: do the provider's own calls still fit them?"""
+
 from __future__ import annotations
 
 import ast
@@ -11,7 +12,16 @@ from remoteops.agent.audit.flow import FlowScope
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo
 from remoteops.agent.audit.modules import last_name
 from remoteops.agent.audit.record import Recorder, Store
-from remoteops.agent.audit.signatures import KEYWORD_ONLY, POSITIONAL, POSITIONAL_ONLY, VAR_KEYWORD, VAR_POSITIONAL, Signature, arguments_of, bind
+from remoteops.agent.audit.signatures import (
+    KEYWORD_ONLY,
+    POSITIONAL,
+    POSITIONAL_ONLY,
+    VAR_KEYWORD,
+    VAR_POSITIONAL,
+    Signature,
+    arguments_of,
+    bind,
+)
 from remoteops.agent.audit.sites import Problem, Site
 from remoteops.agent.audit.syntax import Unit
 from remoteops.agent.audit.values import ClassValue, FunctionValue, Instance, ModuleValue, options
@@ -44,7 +54,9 @@ class Overrides:
             self._replacement(store)
 
     def _instantiated(self) -> Set[int]:
-        return {id(option.info) for _s, _n, option, _c, _sc in self.recorder.calls_met if isinstance(option, ClassValue)} | self.recorder.made
+        return {
+            id(option.info) for _s, _n, option, _c, _sc in self.recorder.calls_met if isinstance(option, ClassValue)
+        } | self.recorder.made
 
     # -- overriding --------------------------------------------------------------------------------------------------
 
@@ -52,7 +64,9 @@ class Overrides:
         name = unit.name
         if name.startswith("__") and name.endswith("__"):
             return
-        member = next((m for m in (self.classes.effective(self.classes.own(b, name)) for b in bases) if m is not None), None)
+        member = next(
+            (m for m in (self.classes.effective(self.classes.own(b, name)) for b in bases) if m is not None), None
+        )
         function = self.recorder.index.function_info(info.module, unit, info.qualname + ".", info)
         node = function.node
         if node is None:
@@ -62,15 +76,24 @@ class Overrides:
             self._vanished(info, unit, bases, scope, node)
             return
         base = self.classes.function(member)
-        mine, theirs = self.recorder.decorators.signature(function), self.recorder.decorators.signature(base) if base is not None else None
+        mine, theirs = (
+            self.recorder.decorators.signature(function),
+            self.recorder.decorators.signature(base) if base is not None else None,
+        )
         path = self.recorder.reached.get(id(bases[0]), bases[0].dotted) + "." + name
-        site = self.recorder.site("override", node, scope, symbol=member.owner.dotted + "." + name, reached=path, extra=name)
+        site = self.recorder.site(
+            "override", node, scope, symbol=member.owner.dotted + "." + name, reached=path, extra=name
+        )
         self.recorder.settle(site, S.OK)
         if mine is None or theirs is None or mine.doubt:
             return
         static = self.recorder.decorators.flavour(function) == "staticmethod"
         mine = mine if static else mine.without_first()
-        theirs = theirs if base is not None and self.recorder.decorators.flavour(base) == "staticmethod" else theirs.without_first()
+        theirs = (
+            theirs
+            if base is not None and self.recorder.decorators.flavour(base) == "staticmethod"
+            else theirs.without_first()
+        )
         found = self._misfit(bases, name, mine, theirs)
         if found is not None:
             detail, text, at = found
@@ -80,12 +103,27 @@ class Overrides:
         if doubt:
             at = "%s:%d" % (member.owner.module.file, base.unit.line if base is not None else 1)
             text = "%s%s overrides %s%s" % (name, mine.text(), name, theirs.text())
-            self.recorder.settle(site, S.RISK, "no call of it was found that does not fit", (self._problem(info, name, doubt, text, at, False),))
+            self.recorder.settle(
+                site,
+                S.RISK,
+                "no call of it was found that does not fit",
+                (self._problem(info, name, doubt, text, at, False),),
+            )
 
     def _problem(self, info: ClassInfo, name: str, detail: str, text: str, at: str, sure: bool) -> Problem:
-        return Problem("override-mismatch", detail, error="TypeError", message="%s.%s() does not take %s" % (info.name, name, detail), now=text, now_at=at, sure=sure)
+        return Problem(
+            "override-mismatch",
+            detail,
+            error="TypeError",
+            message="%s.%s() does not take %s" % (info.name, name, detail),
+            now=text,
+            now_at=at,
+            sure=sure,
+        )
 
-    def _misfit(self, bases: List[ClassInfo], name: str, mine: Signature, theirs: Signature) -> Optional[Tuple[str, str, str]]:
+    def _misfit(
+        self, bases: List[ClassInfo], name: str, mine: Signature, theirs: Signature
+    ) -> Optional[Tuple[str, str, str]]:
         """The first call in the provider that fits its own method and not the overriding one."""
         for place, call in self._calls(bases, name):
             shape = arguments_of(call)
@@ -112,17 +150,30 @@ class Overrides:
             if module is None or seen > MAX_FILES:
                 continue
             for top in module.body.units:
-                units = [(top, None)] if top.kind == "def" else [(u, self.recorder.index.class_info(module, top)) for u in top.body().units if u.kind == "def"]
+                units = (
+                    [(top, None)]
+                    if top.kind == "def"
+                    else [(u, self.recorder.index.class_info(module, top)) for u in top.body().units if u.kind == "def"]
+                )
                 for unit, owner in units:
                     if ".%s(" % name in unit.text and owner not in bases:
-                        function = self.recorder.index.function_info(module, unit, owner.qualname + "." if owner else "", owner)
+                        function = self.recorder.index.function_info(
+                            module, unit, owner.qualname + "." if owner else "", owner
+                        )
                         yield from self._calls_on(function, bases, name)
 
-    def _calls_in(self, unit: Unit, base: ClassInfo, bases: List[ClassInfo], name: str) -> Iterator[Tuple[str, ast.Call]]:
+    def _calls_in(
+        self, unit: Unit, base: ClassInfo, bases: List[ClassInfo], name: str
+    ) -> Iterator[Tuple[str, ast.Call]]:
         node = unit.node()
         for inner in ast.walk(node) if node is not None else []:
-            if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr == name and isinstance(
-                    inner.func.value, ast.Name) and inner.func.value.id == "self":
+            if (
+                isinstance(inner, ast.Call)
+                and isinstance(inner.func, ast.Attribute)
+                and inner.func.attr == name
+                and isinstance(inner.func.value, ast.Name)
+                and inner.func.value.id == "self"
+            ):
                 yield "%s:%d" % (base.module.file, inner.lineno), inner
 
     def _calls_on(self, function: FunctionInfo, bases: List[ClassInfo], name: str) -> Iterator[Tuple[str, ast.Call]]:
@@ -141,14 +192,34 @@ class Overrides:
         for base in bases:
             module, rest = self.baseline.index.split(base.dotted)
             symbol = self.baseline.index.lookup(module, rest[0]) if module is not None and rest else None
-            old = self.baseline.classes.member(symbol.klass, unit.name) if symbol is not None and symbol.klass is not None else None
+            old = (
+                self.baseline.classes.member(symbol.klass, unit.name)
+                if symbol is not None and symbol.klass is not None
+                else None
+            )
             if old is None or old.kind != "method":
                 continue
             path = self.recorder.reached.get(id(base), base.dotted) + "." + unit.name
-            site = self.recorder.site("override", node, scope, symbol=base.dotted + "." + unit.name, reached=path, extra=unit.name)
+            site = self.recorder.site(
+                "override", node, scope, symbol=base.dotted + "." + unit.name, reached=path, extra=unit.name
+            )
             text = "%s has no %s any more: the override is not called" % (base.name, unit.name)
-            self.recorder.settle(site, S.RISK, text, (Problem("override-mismatch", unit.name, error="none", message=text, now=text, sure=False,
-                                                              now_at="%s:%d" % (base.module.file, base.unit.line)),))
+            self.recorder.settle(
+                site,
+                S.RISK,
+                text,
+                (
+                    Problem(
+                        "override-mismatch",
+                        unit.name,
+                        error="none",
+                        message=text,
+                        now=text,
+                        sure=False,
+                        now_at="%s:%d" % (base.module.file, base.unit.line),
+                    ),
+                ),
+            )
             return
 
     # -- abstract methods --------------------------------------------------------------------------------------------
@@ -156,13 +227,21 @@ class Overrides:
     def _abstract(self, info: ClassInfo, bases: List[ClassInfo], made: bool) -> None:
         line = self.classes.lineage(info)
         if not any(b in ("abc.ABC",) for b in line.external) and not any(
-                last_name(k.value) == "ABCMeta" for c in line.classes for k in getattr(self.classes.header(c), "keywords", [])):
+            last_name(k.value) == "ABCMeta"
+            for c in line.classes
+            for k in getattr(self.classes.header(c), "keywords", [])
+        ):
             return
         missing: List[Member] = []
         for base in bases:
             for name in self.classes.own_names(base):
                 member = self.classes.member(info, name)
-                if member is not None and member.owner is base and member.unit is not None and _is_abstract(member.unit):
+                if (
+                    member is not None
+                    and member.owner is base
+                    and member.unit is not None
+                    and _is_abstract(member.unit)
+                ):
                     missing.append(member)
         if not missing or any(_is_abstract(u) for u in info.unit.body().units if u.kind == "def"):
             return
@@ -172,13 +251,28 @@ class Overrides:
         scope.qualname = info.qualname
         for member in missing:
             path = self.recorder.reached.get(id(member.owner), member.owner.dotted) + "." + member.name
-            site = self.recorder.site("override", header, scope, symbol=member.owner.dotted + "." + member.name, reached=path, extra="abstract " + member.name)
+            site = self.recorder.site(
+                "override",
+                header,
+                scope,
+                symbol=member.owner.dotted + "." + member.name,
+                reached=path,
+                extra="abstract " + member.name,
+            )
             unit = member.unit
-            problem = Problem("override-mismatch", member.name, error="TypeError", sure=made,
-                              message="Can't instantiate abstract class %s without an implementation for abstract method '%s'" % (info.name, member.name),
-                              now="%s is abstract in %s" % (member.name, member.owner.name),
-                              now_at="%s:%d" % (member.owner.module.file, unit.line if unit is not None else 1))
-            self.recorder.settle(site, S.BREAK if made else S.RISK, "" if made else "the consumer does not create it itself", (problem,))
+            problem = Problem(
+                "override-mismatch",
+                member.name,
+                error="TypeError",
+                sure=made,
+                message="Can't instantiate abstract class %s without an implementation for abstract method '%s'"
+                % (info.name, member.name),
+                now="%s is abstract in %s" % (member.name, member.owner.name),
+                now_at="%s:%d" % (member.owner.module.file, unit.line if unit is not None else 1),
+            )
+            self.recorder.settle(
+                site, S.BREAK if made else S.RISK, "" if made else "the consumer does not create it itself", (problem,)
+            )
 
     # -- replacing ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +281,13 @@ class Overrides:
         site: Optional[Site] = store.site
         bases = [o for o in options(store.base) if isinstance(o, (ModuleValue, ClassValue))]
         functions = [o.info for o in options(store.value) if isinstance(o, FunctionValue)]
-        if site is None or site.status != S.OK or not bases or not functions or self.recorder.in_provider(functions[0].module):
+        if (
+            site is None
+            or site.status != S.OK
+            or not bases
+            or not functions
+            or self.recorder.in_provider(functions[0].module)
+        ):
             return
         old = self.recorder.attribute(bases[0], store.node.attr).value
         theirs = self.recorder.decorators.signature(old.info) if isinstance(old, FunctionValue) else None
@@ -198,8 +298,22 @@ class Overrides:
         if doubt:
             at = "%s:%d" % (old.info.module.file, old.info.unit.line)
             text = "%s%s is put in the place of %s%s" % (functions[0].name, mine.text(), old.info.name, theirs.text())
-            self.recorder.settle(site, S.RISK, text, (
-                Problem("override-mismatch", doubt, error="TypeError", message="%s() does not take %s" % (functions[0].name, doubt), now=text, now_at=at, sure=False),))
+            self.recorder.settle(
+                site,
+                S.RISK,
+                text,
+                (
+                    Problem(
+                        "override-mismatch",
+                        doubt,
+                        error="TypeError",
+                        message="%s() does not take %s" % (functions[0].name, doubt),
+                        now=text,
+                        now_at=at,
+                        sure=False,
+                    ),
+                ),
+            )
 
 
 def _narrower(mine: Signature, theirs: Signature) -> str:
@@ -209,7 +323,11 @@ def _narrower(mine: Signature, theirs: Signature) -> str:
     double = any(p.kind == VAR_KEYWORD for p in mine.parameters)
     places = [p for p in mine.parameters if p.kind in (POSITIONAL, POSITIONAL_ONLY)]
     others = [p for p in theirs.parameters if p.kind in (POSITIONAL, POSITIONAL_ONLY)]
-    if len(places) < len(others) and not star and not (double and all(p.name not in names for p in others[len(places):])):
+    if (
+        len(places) < len(others)
+        and not star
+        and not (double and all(p.name not in names for p in others[len(places) :]))
+    ):
         lost = next((p for p in others if p.name not in names), None)
         if lost is not None:
             return lost.name
@@ -229,5 +347,11 @@ def _narrower(mine: Signature, theirs: Signature) -> str:
 
 def _is_abstract(unit: Unit) -> bool:
     masked = unit.source.masked
-    return masked[unit.start : unit.start + 1] == "@" and re.search(
-        r"@(?:\w+\.)*abstract(?:method|property|classmethod|staticmethod)\b", masked[unit.start : masked.find("def ", unit.start, unit.end)]) is not None
+    return (
+        masked[unit.start : unit.start + 1] == "@"
+        and re.search(
+            r"@(?:\w+\.)*abstract(?:method|property|classmethod|staticmethod)\b",
+            masked[unit.start : masked.find("def ", unit.start, unit.end)],
+        )
+        is not None
+    )

@@ -1,4 +1,5 @@
 """What a finished walk knows, for the layers that judge meaning: sites, trees, and questions about both."""
+
 from __future__ import annotations
 
 import ast
@@ -22,8 +23,16 @@ from remoteops.agent.audit.values import ClassValue, FunctionValue, Instance
 class Context:
     """``sites`` in source order; ``undecided`` and ``extra`` are filled by later layers (entries of ``unresolved``, keys of the document)."""
 
-    def __init__(self, request: Dict[str, Any], index: Index, recorder: Recorder, consumer: Tree, provider: Tree, modules: List[Module],
-                 baseline: Optional[Recorder] = None) -> None:
+    def __init__(
+        self,
+        request: Dict[str, Any],
+        index: Index,
+        recorder: Recorder,
+        consumer: Tree,
+        provider: Tree,
+        modules: List[Module],
+        baseline: Optional[Recorder] = None,
+    ) -> None:
         self.request = request
         self.index = index
         self.recorder = recorder
@@ -48,7 +57,9 @@ class Context:
         found: List[Dict[str, Any]] = []
         for module in self.modules:
             if module.opaque:
-                found.append({"file": module.file, "line": 1, "symbol": module.name, "reason": module.opaque, "scope": ""})
+                found.append(
+                    {"file": module.file, "line": 1, "symbol": module.name, "reason": module.opaque, "scope": ""}
+                )
             for line, message in module.source.errors:
                 found.append({"file": module.file, "line": line, "symbol": module.name, "reason": message, "scope": ""})
         return found
@@ -61,19 +72,29 @@ class Context:
     def file_hashes(self) -> Dict[str, str]:
         """sha256 of every consumer file that holds a site, by path relative to the folder that holds the package."""
         paths = {s.file: s.module.path for s in self.sites}
-        return {file: hashlib.sha256(self.index.data(self.consumer, path)).hexdigest() for file, path in sorted(paths.items())}
+        return {
+            file: hashlib.sha256(self.index.data(self.consumer, path)).hexdigest()
+            for file, path in sorted(paths.items())
+        }
 
     def calls(self, pattern: str = "*") -> List[Site]:
         """Call sites whose definition or reached path matches a file-name pattern."""
-        return [s for s in self.sites if s.kind == "call" and s.status != S.DEAD and (
-            fnmatch.fnmatch(s.symbol, pattern) or fnmatch.fnmatch(s.reached, pattern))]
+        return [
+            s
+            for s in self.sites
+            if s.kind == "call"
+            and s.status != S.DEAD
+            and (fnmatch.fnmatch(s.symbol, pattern) or fnmatch.fnmatch(s.reached, pattern))
+        ]
 
     def passes(self, site: Site, name: str) -> Optional[ast.expr]:
         """The expression that a call passes for a parameter, by keyword or by place."""
         if name in site.keywords:
             return site.keywords[name]
         signature = site.callee.signature if site.callee is not None else None
-        places = [p.name for p in signature.parameters if p.kind.startswith("positional")] if signature is not None else []
+        places = (
+            [p.name for p in signature.parameters if p.kind.startswith("positional")] if signature is not None else []
+        )
         arguments = site.positional
         at = places.index(name) if name in places else -1
         return arguments[at] if 0 <= at < len(arguments) else None

@@ -1,4 +1,5 @@
 """Records sites during the walk and judges each: does the name exist, does the call fit."""
+
 from __future__ import annotations
 
 import ast
@@ -66,7 +67,16 @@ class Recorder(Flow):
     def site(self, kind: str, node: ast.AST, scope: FlowScope, *, symbol: str, reached: str, extra: str = "") -> Site:
         at = scope.enclosing()
         owner = at.owner.qualname if at.owner is not None else ""
-        made = Site(kind, node, scope.module, symbol=symbol, reached=reached, scope=at.qualname.replace(".<locals>", ""), function=at.node, owner=owner)
+        made = Site(
+            kind,
+            node,
+            scope.module,
+            symbol=symbol,
+            reached=reached,
+            scope=at.qualname.replace(".<locals>", ""),
+            function=at.node,
+            owner=owner,
+        )
         made.guards = tuple(sorted({n for names in self.caught for n in names}))
         made.statement = self.statement
         place = (scope.module.name, made.line, made.column, kind + str(getattr(node, "end_col_offset", "")), extra)
@@ -86,12 +96,22 @@ class Recorder(Flow):
             return
         if status in (S.BREAK, S.RISK):
             caught = set(site.guards)
-            errors = {p.error for p in problems} | ({"ImportError"} if "ModuleNotFoundError" in {p.error for p in problems} else set())
+            errors = {p.error for p in problems} | (
+                {"ImportError"} if "ModuleNotFoundError" in {p.error for p in problems} else set()
+            )
             if errors & caught or (site.kind == "import" and caught & BROAD):
-                status, reason, problems = S.GUARDED, "the consumer catches %s" % ", ".join(sorted(errors & caught) or sorted(caught & BROAD)), ()
+                status, reason, problems = (
+                    S.GUARDED,
+                    "the consumer catches %s" % ", ".join(sorted(errors & caught) or sorted(caught & BROAD)),
+                    (),
+                )
             elif status == S.BREAK and (self.version_guard or caught & BROAD):
                 status = S.RISK
-                reason = "stands under a condition on a version that was not decided" if self.version_guard else "the consumer catches every exception here"
+                reason = (
+                    "stands under a condition on a version that was not decided"
+                    if self.version_guard
+                    else "the consumer catches every exception here"
+                )
                 for problem in problems:
                     problem.sure = False
         if ORDER[status] >= ORDER[site.status]:
@@ -122,7 +142,9 @@ class Recorder(Flow):
         if source.split(".")[0] != self.provider or scope.module.tree.package == self.provider:
             if alias.name == "*":
                 return UNKNOWN
-            return self.imported_name(ast.ImportFrom(module=source, names=[alias], level=0), alias.asname or alias.name, scope.module)
+            return self.imported_name(
+                ast.ImportFrom(module=source, names=[alias], level=0), alias.asname or alias.name, scope.module
+            )
         site = self.site("import", place, scope, symbol=reached, reached=reached, extra=alias.name)
         target = self.index.module(source)
         if target is None:
@@ -162,14 +184,21 @@ class Recorder(Flow):
         error = "ModuleNotFoundError" if module else "ImportError"
         built = module and self._built(module)
         if built:
-            self.settle(site, S.UNRESOLVED, "%s is made when %s is built (its own code imports it); it is not in this tree" % (module, self.provider))
+            self.settle(
+                site,
+                S.UNRESOLVED,
+                "%s is made when %s is built (its own code imports it); it is not in this tree"
+                % (module, self.provider),
+            )
             return Unknown(True, reached)
         if module:
             message = "No module named '%s'" % module
         else:
             source, _, name = reached.rpartition(".")
             message = "cannot import name '%s' from '%s'" % (name, source)
-        self.settle(site, S.BREAK, "", (Problem("missing-symbol", reached.rsplit(".", 1)[-1], error=error, message=message),))
+        self.settle(
+            site, S.BREAK, "", (Problem("missing-symbol", reached.rsplit(".", 1)[-1], error=error, message=message),)
+        )
         return Unknown(False, "import " + reached)
 
     def _built(self, module: str) -> bool:
@@ -182,7 +211,9 @@ class Recorder(Flow):
             if loaded is None:
                 continue
             loaded.bindings  # noqa: B018 - fills imported
-            if any(source == module or (source == head and last in loaded.bindings) for source, _guards in loaded.imported):
+            if any(
+                source == module or (source == head and last in loaded.bindings) for source, _guards in loaded.imported
+            ):
                 return True
         return False
 
@@ -224,26 +255,50 @@ class Recorder(Flow):
             at = at.outer
         return False
 
-    def _judge_attribute(self, site: Site, name: str, hits: List[Hit], everything: Tuple[Hit, ...], base: Value) -> None:
+    def _judge_attribute(
+        self, site: Site, name: str, hits: List[Hit], everything: Tuple[Hit, ...], base: Value
+    ) -> None:
         missing = [h for h in hits if h.status == "missing"]
         found = [h for h in everything if h.status == "found"]
         unsure = [h for h in hits if h.status == "unsure"]
         partly = next((h for h in hits if h.status == "partly"), None)
         if missing and any(isinstance(h.option, (Unknown, ExternalInstance)) for h in everything):
-            self.settle(site, S.UNRESOLVED, "may be a %s, which lacks it, or something that is not known" % _label(missing[0].option))
+            self.settle(
+                site,
+                S.UNRESOLVED,
+                "may be a %s, which lacks it, or something that is not known" % _label(missing[0].option),
+            )
             return
         if len(missing) >= NEARLY_ALL * len(everything) and missing and self._set_elsewhere(name, missing):
-            self.settle(site, S.UNRESOLVED, "no class body or method sets %s, other code of %s does" % (name, self.provider))
+            self.settle(
+                site, S.UNRESOLVED, "no class body or method sets %s, other code of %s does" % (name, self.provider)
+            )
             return
         if missing:
             kinds = sorted({_label(h.option) for h in missing})
             message = _attribute_error(missing[0].option, name)
             sure = len(missing) >= NEARLY_ALL * len(everything)
             all_lack = len(missing) == len(everything)
-            lack = "%d of %d classes that can stand here lack it: %s" % (len(missing), len(everything), ", ".join(kinds[:12])) if not all_lack else (
-                "no class that can stand here has it (%d of %d)" % (len(missing), len(everything)) if len(everything) > 1 else "")
-            problem = Problem("missing-attribute", name, error="AttributeError", message=message, sure=sure, now=lack,
-                              now_at=self._where(missing[0].option), extra={"classes": kinds})
+            lack = (
+                "%d of %d classes that can stand here lack it: %s"
+                % (len(missing), len(everything), ", ".join(kinds[:12]))
+                if not all_lack
+                else (
+                    "no class that can stand here has it (%d of %d)" % (len(missing), len(everything))
+                    if len(everything) > 1
+                    else ""
+                )
+            )
+            problem = Problem(
+                "missing-attribute",
+                name,
+                error="AttributeError",
+                message=message,
+                sure=sure,
+                now=lack,
+                now_at=self._where(missing[0].option),
+                extra={"classes": kinds},
+            )
             self.settle(site, S.BREAK if sure else S.RISK, lack, (problem,))
         elif partly is not None:
             self._judge_partly(site, name, partly)
@@ -253,9 +308,20 @@ class Recorder(Flow):
             self.settle(site, S.OK)
 
     def _judge_partly(self, site: Site, name: str, hit: Hit) -> None:
-        text = "%d of %d classes that can stand here lack it: %s" % (len(hit.lacking), hit.among, ", ".join(hit.lacking[:12]))
-        problem = Problem("missing-attribute", name, error="AttributeError", message="'%s' object has no attribute '%s'" % (hit.lacking[0], name),
-                          sure=False, now=text, extra={"classes": list(hit.lacking)})
+        text = "%d of %d classes that can stand here lack it: %s" % (
+            len(hit.lacking),
+            hit.among,
+            ", ".join(hit.lacking[:12]),
+        )
+        problem = Problem(
+            "missing-attribute",
+            name,
+            error="AttributeError",
+            message="'%s' object has no attribute '%s'" % (hit.lacking[0], name),
+            sure=False,
+            now=text,
+            extra={"classes": list(hit.lacking)},
+        )
         self.settle(site, S.RISK, text, (problem,))
 
     def _where(self, option: Value) -> str:
@@ -285,7 +351,9 @@ class Recorder(Flow):
         """Whether an object or class of the consumer derives from a provider's class (or is mixed into one)."""
         if not isinstance(option, (Instance, ClassValue, SuperValue)):
             return False
-        return bool(self.hosts.get(id(option.info))) or any(self.in_provider(c.module) for c in self.classes.lineage(option.info).classes[1:])
+        return bool(self.hosts.get(id(option.info))) or any(
+            self.in_provider(c.module) for c in self.classes.lineage(option.info).classes[1:]
+        )
 
     def _ours(self, hit: Hit) -> bool:
         """Whether a hit says something about the provider (not about what the consumer itself defines)."""
@@ -309,7 +377,9 @@ class Recorder(Flow):
         if not judged:
             return
         option, callee = judged[0]
-        site = self.site("call", node, scope, symbol=callee.symbol, reached=self._reached_call(node, option, callee, scope))
+        site = self.site(
+            "call", node, scope, symbol=callee.symbol, reached=self._reached_call(node, option, callee, scope)
+        )
         site.callee, site.receiver = callee, option
         site.shape = self.shape(node, callee, scope)
         outcomes: List[Tuple[Callee, Outcome]] = []
@@ -320,18 +390,28 @@ class Recorder(Flow):
                 continue
             outcome = bind(each.signature, self.shape(node, each, scope))
             if not outcome.fits and each.signature.doubt:
-                doubt = doubt or "%s does not fit, but: %s" % (", ".join(p.name for p in outcome.problems), each.signature.doubt)
+                doubt = doubt or "%s does not fit, but: %s" % (
+                    ", ".join(p.name for p in outcome.problems),
+                    each.signature.doubt,
+                )
                 continue
             outcomes.append((each, outcome))
         failing = [(c, o) for c, o in outcomes if not o.fits]
         if failing:
             worst, outcome = failing[0]
             site.callee = worst
-            everywhere = len(failing) == len(judged) and len(judged) == len([o for o in options(value) if not isinstance(o, Unknown)])
+            everywhere = len(failing) == len(judged) and len(judged) == len(
+                [o for o in options(value) if not isinstance(o, Unknown)]
+            )
             problems = tuple(_call_problem(worst, p, everywhere) for p in outcome.problems)
             if self.replacing:
                 problems = self._override_problems(failing, len(judged), everywhere)
-            self.settle(site, S.BREAK if everywhere else S.RISK, "" if everywhere else "%d of %d possible callees do not take this call" % (len(failing), len(judged)), problems)
+            self.settle(
+                site,
+                S.BREAK if everywhere else S.RISK,
+                "" if everywhere else "%d of %d possible callees do not take this call" % (len(failing), len(judged)),
+                problems,
+            )
         elif doubt:
             self.settle(site, S.UNRESOLVED, doubt)
         elif any(o.open for _c, o in outcomes):
@@ -341,7 +421,9 @@ class Recorder(Flow):
         if not self.muted and not self.dead:
             self.calls_met.append((site, node, option, callee, scope))
 
-    def _override_problems(self, failing: List[Tuple[Callee, Outcome]], total: int, everywhere: bool) -> Tuple[Problem, ...]:
+    def _override_problems(
+        self, failing: List[Tuple[Callee, Outcome]], total: int, everywhere: bool
+    ) -> Tuple[Problem, ...]:
         """A function that stands in for a method calls what some of the classes it meets do not take: one problem a parameter."""
         grouped: Dict[str, List[Tuple[Callee, Outcome]]] = {}
         for callee, outcome in failing:
@@ -351,10 +433,22 @@ class Recorder(Flow):
         for name, group in sorted(grouped.items()):
             callee, outcome = group[0]
             one = _call_problem(callee, next(p for p in outcome.problems if p.name == name), False)
-            classes = sorted({c.function.owner.name for c, _o in group if c.function is not None and c.function.owner is not None})
+            classes = sorted(
+                {c.function.owner.name for c, _o in group if c.function is not None and c.function.owner is not None}
+            )
             text = "%d of %d classes take no such call: %s" % (len(classes), total, ", ".join(classes[:12]))
-            found.append(Problem("override-mismatch", name, error="TypeError", message=one.message, now=text, now_at=one.now_at,
-                                 sure=everywhere and len(group) == len(failing), extra={"classes": classes}))
+            found.append(
+                Problem(
+                    "override-mismatch",
+                    name,
+                    error="TypeError",
+                    message=one.message,
+                    now=text,
+                    now_at=one.now_at,
+                    sure=everywhere and len(group) == len(failing),
+                    extra={"classes": classes},
+                )
+            )
         return tuple(found)
 
     def _provider_callee(self, option: Value) -> Optional[Callee]:
@@ -373,7 +467,11 @@ class Recorder(Flow):
         if isinstance(option, ClassValue):
             path = self.path_to(option)
             last = callee.symbol.rsplit(".", 1)[-1]
-            return path + "." + last if last in ("__init__", "__new__") and callee.symbol.startswith(option.info.dotted) else path
+            return (
+                path + "." + last
+                if last in ("__init__", "__new__") and callee.symbol.startswith(option.info.dotted)
+                else path
+            )
         if isinstance(option, FunctionValue):
             receiver = option.bound
             if isinstance(receiver, (Instance, ClassValue)) and self.in_provider(receiver.info.module):
@@ -387,7 +485,9 @@ class Recorder(Flow):
         base = self.evaluate(node.value, scope)
         if not self.recording or self.muted or self.dead:
             return
-        callable_value = any(isinstance(o, (FunctionValue, BoundMethod, LambdaValue, PartialValue)) for o in options(value))
+        callable_value = any(
+            isinstance(o, (FunctionValue, BoundMethod, LambdaValue, PartialValue)) for o in options(value)
+        )
         touched = [o for o in options(base) if self.touches(o)]
         site: Optional[Site] = None
         if any(isinstance(o, (ModuleValue, ClassValue)) for o in touched) or (touched and callable_value):
@@ -396,7 +496,11 @@ class Recorder(Flow):
             site = self.site("patch", node, scope, symbol=hit.target or reached, reached=reached)
             site.receiver = base
             if hit.status == "missing":
-                self.settle(site, S.UNRESOLVED, "adds %s to %s, or replaces what is not there any more" % (node.attr, _label(touched[0])))
+                self.settle(
+                    site,
+                    S.UNRESOLVED,
+                    "adds %s to %s, or replaces what is not there any more" % (node.attr, _label(touched[0])),
+                )
             elif hit.status == "unsure":
                 self.settle(site, S.UNRESOLVED, hit.reason)
         unknown = [o for o in options(base) if isinstance(o, (Unknown, ExternalInstance))]
@@ -411,7 +515,11 @@ class Recorder(Flow):
 def _call_problem(callee: Callee, problem: Any, sure: bool) -> Problem:
     signature = callee.signature
     assert signature is not None
-    name = callee.symbol.rsplit(".", 1)[-1] if not callee.symbol.endswith(("__init__", "__new__")) else ".".join(callee.symbol.rsplit(".", 2)[-2:])
+    name = (
+        callee.symbol.rsplit(".", 1)[-1]
+        if not callee.symbol.endswith(("__init__", "__new__"))
+        else ".".join(callee.symbol.rsplit(".", 2)[-2:])
+    )
     texts = {
         "unknown-kwarg": "%s() got an unexpected keyword argument '%s'" % (name, problem.name),
         "missing-required": "%s() missing 1 required argument: '%s'" % (name, problem.name),
@@ -419,8 +527,15 @@ def _call_problem(callee: Callee, problem: Any, sure: bool) -> Problem:
         "repeated": "%s() got multiple values for argument '%s'" % (name, problem.name),
     }
     kind = "too-many-positional" if problem.kind == "repeated" else problem.kind
-    return Problem(kind, problem.name, error=signature.error, message=texts[problem.kind], now=name + signature.text(),
-                   now_at="%s:%d" % (callee.file, callee.line), sure=sure)
+    return Problem(
+        kind,
+        problem.name,
+        error=signature.error,
+        message=texts[problem.kind],
+        now=name + signature.text(),
+        now_at="%s:%d" % (callee.file, callee.line),
+        sure=sure,
+    )
 
 
 def _label(option: Value) -> str:

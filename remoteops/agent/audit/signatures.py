@@ -44,7 +44,7 @@ class Signature(NamedTuple):
     ignores_unknown: bool = False
     error: str = "TypeError"
 
-    def without_first(self) -> "Signature":
+    def without_first(self) -> Signature:
         """As seen through an instance: the first positional parameter is bound."""
         first = self.parameters[:1]
         if first and first[0].kind in (POSITIONAL, POSITIONAL_ONLY):

@@ -1,4 +1,5 @@
 """A site: one place where the consumer reaches into the provider, and what was found out about it."""
+
 from __future__ import annotations
 
 import ast
@@ -22,8 +23,19 @@ class Problem:
 
     __slots__ = ("detail", "error", "extra", "kind", "message", "now", "now_at", "sure", "was")
 
-    def __init__(self, kind: str, detail: str, *, error: str, message: str = "", now: str = "", now_at: str = "", was: str = "",
-                 sure: bool = True, extra: Optional[Dict[str, Any]] = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        detail: str,
+        *,
+        error: str,
+        message: str = "",
+        now: str = "",
+        now_at: str = "",
+        was: str = "",
+        sure: bool = True,
+        extra: Optional[Dict[str, Any]] = None,
+    ) -> None:
         self.kind = kind
         self.detail = detail
         self.error = error
@@ -39,8 +51,18 @@ class Site:
     """``kind``: import, call, attribute, string, override, patch. ``symbol``: where the definition stands; ``reached``: the
     dotted path by which the consumer comes to it. ``value``: what the expression evaluates to."""
 
-    def __init__(self, kind: str, node: ast.AST, module: Module, *, symbol: str, reached: str, scope: str, function: Optional[ast.AST],
-                 owner: str = "") -> None:
+    def __init__(
+        self,
+        kind: str,
+        node: ast.AST,
+        module: Module,
+        *,
+        symbol: str,
+        reached: str,
+        scope: str,
+        function: Optional[ast.AST],
+        owner: str = "",
+    ) -> None:
         self.kind = kind
         self.node = node
         self.module = module
@@ -95,8 +117,17 @@ class Site:
 
     def record(self) -> Dict[str, Any]:
         """The site as plain data, for ``--all``."""
-        return {"kind": self.kind, "symbol": self.reached or self.symbol, "defined": self.symbol, "file": self.file, "line": self.line,
-                "column": self.column, "scope": self.scope, "status": self.status, "reason": self.reason}
+        return {
+            "kind": self.kind,
+            "symbol": self.reached or self.symbol,
+            "defined": self.symbol,
+            "file": self.file,
+            "line": self.line,
+            "column": self.column,
+            "scope": self.scope,
+            "status": self.status,
+            "reason": self.reason,
+        }
 
     def __repr__(self) -> str:
         return "<%s %s %s:%d %s>" % (self.kind, self.reached or self.symbol, self.file, self.line, self.status)

@@ -4,6 +4,7 @@ A parameter that takes a name is recognised in the provider's source: it is decl
 ``getattr(x, parameter)``. The classes that the name is looked up on are those that define the names which the provider itself
 passes there. A class path whose keyword the provider uses beside ``__bases__`` is mixed into the class found there.
 """
+
 from __future__ import annotations
 
 import ast
@@ -50,7 +51,9 @@ class Strings:
         for _site, node, _option, callee, scope in self.recorder.calls_met:
             for parameter, value in self._named_methods(node, callee, scope):
                 for klass in self.mixins.values():
-                    if self.recorder.classes.member(klass, value) is not None and not self.recorder.hosts.get(id(klass)):
+                    if self.recorder.classes.member(klass, value) is not None and not self.recorder.hosts.get(
+                        id(klass)
+                    ):
                         self.recorder.hosts[id(klass)] = self._targets_of(callee, parameter)
 
     def _constants(self, node: ast.Call, callee: Callee, scope: FlowScope) -> List[Tuple[str, str]]:
@@ -67,7 +70,12 @@ class Strings:
 
     def _consumer_class(self, text: str) -> Optional[ClassInfo]:
         path = text.replace(":", ".")
-        if path.count(".") < 1 or not re.match(r"^[\w.]+$", path) or path.split(".")[0] == self.provider or not self.recorder.index.knows(path):
+        if (
+            path.count(".") < 1
+            or not re.match(r"^[\w.]+$", path)
+            or path.split(".")[0] == self.provider
+            or not self.recorder.index.knows(path)
+        ):
             return None
         module, rest = self.recorder.index.split(path)
         symbol = self.recorder.index.lookup(module, rest[0]) if module is not None and len(rest) == 1 else None
@@ -80,12 +88,16 @@ class Strings:
             if module is None or keyword not in module.source.text:
                 continue
             for unit in module.body.units:
-                methods = [(unit, None)] if unit.kind == "def" else [(u, unit) for u in unit.body().units if u.kind == "def"]
+                methods = (
+                    [(unit, None)] if unit.kind == "def" else [(u, unit) for u in unit.body().units if u.kind == "def"]
+                )
                 for method, owner in methods:
                     if not (method.mentions(keyword) and method.mentions("__bases__")):
                         continue
                     holder = self.recorder.index.class_info(module, owner) if owner is not None else None
-                    function = self.recorder.index.function_info(module, method, owner.name + "." if owner is not None else "", holder)
+                    function = self.recorder.index.function_info(
+                        module, method, owner.name + "." if owner is not None else "", holder
+                    )
                     found = self._extended(function)
                     if found:
                         return found
@@ -95,7 +107,11 @@ class Strings:
         found: List[ClassInfo] = []
         node = function.node
         for inner in ast.walk(node) if node is not None else []:
-            if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Attribute) and inner.targets[0].attr == "__bases__":
+            if (
+                isinstance(inner, ast.Assign)
+                and isinstance(inner.targets[0], ast.Attribute)
+                and inner.targets[0].attr == "__bases__"
+            ):
                 value = self.recorder.evaluate(inner.targets[0].value, self.recorder.lazy_scope(function))
                 for option in options(value):
                     if isinstance(option, ClassValue):
@@ -121,7 +137,11 @@ class Strings:
             return found
         for name, value in self._constants(node, callee, scope):
             parameter = callee.signature.get(name)
-            if parameter is not None and value.isidentifier() and (_takes_name(parameter) or self._looked_up(callee, name)):
+            if (
+                parameter is not None
+                and value.isidentifier()
+                and (_takes_name(parameter) or self._looked_up(callee, name))
+            ):
                 found.append((parameter, value))
         return found
 
@@ -129,8 +149,12 @@ class Strings:
         """The object on which the callee looks a parameter up with ``getattr``."""
         node = callee.function.node if callee.function is not None and "getattr(" in callee.function.unit.text else None
         for inner in ast.walk(node) if node is not None else []:
-            if isinstance(inner, ast.Call) and last_name(inner.func) == "getattr" and len(inner.args) == 2 and (
-                    isinstance(inner.args[1], ast.Name) and inner.args[1].id == name):
+            if (
+                isinstance(inner, ast.Call)
+                and last_name(inner.func) == "getattr"
+                and len(inner.args) == 2
+                and (isinstance(inner.args[1], ast.Name) and inner.args[1].id == name)
+            ):
                 return inner.args[0]
         return None
 
@@ -179,7 +203,9 @@ class Strings:
 
     def _nearby(self, home: str, method: str) -> List[Tuple[str, str]]:
         """Files of the subpackage in which a method is defined: names are looked up on classes that belong to it."""
-        near = [(m, p) for m, p in self.recorder.index.trees[self.provider].files() if m == home or m.startswith(home + ".")]
+        near = [
+            (m, p) for m, p in self.recorder.index.trees[self.provider].files() if m == home or m.startswith(home + ".")
+        ]
         return near
 
     def _class_headers(self, score: Dict[str, int], best: int) -> List[Tuple[str, str, str]]:
@@ -188,15 +214,23 @@ class Strings:
             if score[module_name] < LIKELY * best:
                 continue
             module = self.recorder.index.module(module_name)
-            found += [(module_name, u.name, "") for u in (module.body.units if module is not None else []) if u.kind == "class"]
+            found += [
+                (module_name, u.name, "")
+                for u in (module.body.units if module is not None else [])
+                if u.kind == "class"
+            ]
         return found
 
-    def _judge_name(self, site: Site, node: ast.Call, callee: Callee, parameter: Parameter, name: str, scope: FlowScope) -> None:
+    def _judge_name(
+        self, site: Site, node: ast.Call, callee: Callee, parameter: Parameter, name: str, scope: FlowScope
+    ) -> None:
         classes = self.recorder.classes
         targets = self._targets_of(callee, parameter)
         mixed = [k for k in self.mixins.values() if classes.member(k, name) is not None]
         home = targets[0].dotted if targets else callee.symbol
-        made = self.recorder.site("string", node, scope, symbol="%s.%s" % (home, name), reached="%s.%s" % (home, name), extra=name)
+        made = self.recorder.site(
+            "string", node, scope, symbol="%s.%s" % (home, name), reached="%s.%s" % (home, name), extra=name
+        )
         made.guards = site.guards
         if mixed:
             made.symbol = made.reached = "%s.%s" % (mixed[0].dotted, name)
@@ -206,7 +240,9 @@ class Strings:
             made.symbol = made.reached = "%s.%s" % (having[0].dotted, name)
             self._judge_arguments(made, node, name, having, scope)
         elif not targets:
-            self.recorder.settle(made, S.UNRESOLVED, "a method called by name; which classes of %s have it is not known" % self.provider)
+            self.recorder.settle(
+                made, S.UNRESOLVED, "a method called by name; which classes of %s have it is not known" % self.provider
+            )
         elif any(classes.fallback(k) for k in targets):
             reason = next(classes.fallback(k) for k in targets if classes.fallback(k))
             if all(classes.fallback(k) for k in targets):
@@ -219,18 +255,44 @@ class Strings:
     def _missing(self, made: Site, name: str, targets: List[ClassInfo]) -> None:
         made.receiver = Instance(targets[0])
         labels = sorted({k.name for k in targets})
-        self.recorder.settle(made, S.BREAK, "", (
-            Problem("missing-attribute", name, error="AttributeError", message="'%s' object has no attribute '%s'" % (targets[0].name, name),
+        self.recorder.settle(
+            made,
+            S.BREAK,
+            "",
+            (
+                Problem(
+                    "missing-attribute",
+                    name,
+                    error="AttributeError",
+                    message="'%s' object has no attribute '%s'" % (targets[0].name, name),
                     now="no class that it is looked up on has it: %s" % ", ".join(labels[:8]),
-                    now_at="%s:%d" % (targets[0].module.file, targets[0].unit.line), extra={"classes": labels}),))
+                    now_at="%s:%d" % (targets[0].module.file, targets[0].unit.line),
+                    extra={"classes": labels},
+                ),
+            ),
+        )
 
-    def _judge_arguments(self, made: Site, node: ast.Call, name: str, having: List[ClassInfo], scope: FlowScope) -> None:
+    def _judge_arguments(
+        self, made: Site, node: ast.Call, name: str, having: List[ClassInfo], scope: FlowScope
+    ) -> None:
         """Binds ``args=(…)`` and ``kwargs={…}`` of the call to the method that is named."""
         given = {k.arg: self.recorder.quiet(k.value, scope) for k in node.keywords if k.arg in ("args", "kwargs")}
         positional = given.get("args")
         keywords = given.get("kwargs")
-        count = len(positional.parts) if isinstance(positional, Sequence) and positional.parts is not None else 0 if positional is None else -1
-        names = tuple(str(k) for k in keywords.keys) if isinstance(keywords, Sequence) and keywords.keys is not None else () if keywords is None else None
+        count = (
+            len(positional.parts)
+            if isinstance(positional, Sequence) and positional.parts is not None
+            else 0
+            if positional is None
+            else -1
+        )
+        names = (
+            tuple(str(k) for k in keywords.keys)
+            if isinstance(keywords, Sequence) and keywords.keys is not None
+            else ()
+            if keywords is None
+            else None
+        )
         if count < 0 or names is None or not ({"args", "kwargs"} & set(given)):
             return
         failing: List[str] = []
@@ -244,12 +306,22 @@ class Strings:
             if not outcome.fits:
                 failing.append(klass.name)
                 kind = outcome.problems[0].kind
-                problem = Problem("too-many-positional" if kind == "repeated" else kind, outcome.problems[0].name, error="TypeError",
-                                  message="%s() does not take this call: %s %s" % (name, kind, outcome.problems[0].name),
-                                  now=name + callee.signature.text(), now_at="%s:%d" % (callee.file, callee.line))
+                problem = Problem(
+                    "too-many-positional" if kind == "repeated" else kind,
+                    outcome.problems[0].name,
+                    error="TypeError",
+                    message="%s() does not take this call: %s %s" % (name, kind, outcome.problems[0].name),
+                    now=name + callee.signature.text(),
+                    now_at="%s:%d" % (callee.file, callee.line),
+                )
         if problem is not None:
             problem.sure = len(failing) == len(having)
-            self.recorder.settle(made, S.BREAK if problem.sure else S.RISK, "" if problem.sure else "not of %s" % ", ".join(failing[:8]), (problem,))
+            self.recorder.settle(
+                made,
+                S.BREAK if problem.sure else S.RISK,
+                "" if problem.sure else "not of %s" % ", ".join(failing[:8]),
+                (problem,),
+            )
 
     def _judge_path(self, site: Site, node: ast.Call, text: str, scope: FlowScope) -> None:
         made = self.recorder.site("string", node, scope, symbol=text, reached=text, extra=text)
@@ -257,7 +329,13 @@ class Strings:
         module, rest = self.recorder.index.split(text)
         symbol = self.recorder.index.lookup(module, rest[0]) if module is not None and rest else None
         if module is None or (rest and symbol is None):
-            problem = Problem("missing-symbol", text.rsplit(".", 1)[-1], error="ImportError", message="cannot import '%s'" % text, sure=False)
+            problem = Problem(
+                "missing-symbol",
+                text.rsplit(".", 1)[-1],
+                error="ImportError",
+                message="cannot import '%s'" % text,
+                sure=False,
+            )
             self.recorder.settle(made, S.RISK, "a dotted path in a string that leads nowhere", (problem,))
         elif symbol is not None and not symbol.certain:
             self.recorder.settle(made, S.UNRESOLVED, symbol.reason)

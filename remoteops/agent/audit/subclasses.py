@@ -1,4 +1,5 @@
 """Classes that derive from a class: found in the text first, so that only files that matter are read."""
+
 from __future__ import annotations
 
 import re
@@ -63,7 +64,9 @@ class Subclasses:
     def class_named(self, module_name: str, name: str) -> Optional[ClassInfo]:
         module = self.index.module(module_name)
         symbol = self.index.lookup(module, name) if module is not None else None
-        return symbol.klass if symbol is not None and symbol.klass is not None and symbol.klass.module is module else None
+        return (
+            symbol.klass if symbol is not None and symbol.klass is not None and symbol.klass.module is module else None
+        )
 
     def headers(self) -> List[Tuple[str, str, str]]:
         """(module, class, text of its bases) of every class at the top level of a module; from the text, nothing is parsed."""
@@ -78,7 +81,9 @@ class Subclasses:
                     while at or data.startswith(b"class "):
                         match = pattern.match(data, at + 6)
                         if match:
-                            self._headers.append((module_name, match.group(1).decode(), match.group(2).decode("utf-8", "replace")))
+                            self._headers.append(
+                                (module_name, match.group(1).decode(), match.group(2).decode("utf-8", "replace"))
+                            )
                         at = data.find(b"\nclass ", at + 6) + 1
                         if not at:
                             break

@@ -33,7 +33,7 @@ _DEF = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+\w+", re.M)
 _DEFINES = re.compile(r"(?:async[ \t]+)?def[ \t]+(\w+)|class[ \t]+(\w+)")
 
 
-def _blank(match: "re.Match[str]") -> str:
+def _blank(match: re.Match[str]) -> str:
     text = match.group()
     if text[0] == "#":
         return " " * len(text)
@@ -78,7 +78,7 @@ class Source:
         self._starts: Optional[List[int]] = None
 
     @classmethod
-    def from_bytes(cls, data: bytes, path: str) -> "Source":
+    def from_bytes(cls, data: bytes, path: str) -> Source:
         if len(data) > MAX_BYTES:
             source = cls("", path)
             source.errors.append((1, "larger than %d MB, not read" % (MAX_BYTES >> 20)))
@@ -151,7 +151,7 @@ class Unit:
         self.name = name
         self._parsed = False
         self._node: Optional[ast.stmt] = None
-        self._body: Optional["Body"] = None
+        self._body: Optional[Body] = None
         self._head: Optional[FunctionNode] = None
 
     @property
@@ -209,7 +209,7 @@ class Unit:
             self._head = node
         return self._head
 
-    def body(self) -> "Body":
+    def body(self) -> Body:
         """Members and plain statements of a class."""
         if self._body is None:
             self._body = _class_body(self)

@@ -42,7 +42,7 @@ class ExternalInstance(NamedTuple):
 
     dotted: str
     reach: bool = False
-    items: Optional["Value"] = None
+    items: Optional[Value] = None
 
 
 class ClassValue(NamedTuple):
@@ -55,14 +55,14 @@ class Instance(NamedTuple):
 
     info: ClassInfo
     exact: bool = False
-    items: Optional["Value"] = None
+    items: Optional[Value] = None
 
 
 class FunctionValue(NamedTuple):
     """``bound``: the object or class the first parameter is filled with, if it is."""
 
     info: FunctionInfo
-    bound: Optional["Value"] = None
+    bound: Optional[Value] = None
 
 
 class LambdaValue(NamedTuple):
@@ -71,7 +71,7 @@ class LambdaValue(NamedTuple):
 
 
 class PartialValue(NamedTuple):
-    target: "Value"
+    target: Value
     positional: int
     keywords: Tuple[str, ...]
     open: bool = False
@@ -80,32 +80,32 @@ class PartialValue(NamedTuple):
 class BoundMethod(NamedTuple):
     """``types.MethodType(function, receiver)``."""
 
-    function: "Value"
-    receiver: "Value"
+    function: Value
+    receiver: Value
 
 
 class SuperValue(NamedTuple):
     info: ClassInfo
-    receiver: "Value"
+    receiver: Value
 
 
 class Sequence(NamedTuple):
     """A list, tuple, set, dict … ``parts``: each element, where known; ``each``: what all elements may be."""
 
     kind: str
-    parts: Optional[Tuple["Value", ...]] = None
-    each: Optional["Value"] = None
+    parts: Optional[Tuple[Value, ...]] = None
+    each: Optional[Value] = None
     keys: Optional[Tuple[Any, ...]] = None
 
 
 class Union_(NamedTuple):
-    options: Tuple["Value", ...]
+    options: Tuple[Value, ...]
 
 
 class CallableValue(NamedTuple):
     """Something callable of which only the result is known."""
 
-    result: "Value"
+    result: Value
 
 
 Value = Union[
@@ -161,7 +161,14 @@ def key(value: Value, depth: int = 0) -> Any:
         return type(value).__name__, value[:2]
     if isinstance(value, Sequence):
         parts = tuple(key(p, below) for p in (value.parts or ())[:MAX_PARTS])
-        return "s", value.kind, key(value.each, below) if value.each is not None else None, parts, len(value.parts or ()), value.parts is None
+        return (
+            "s",
+            value.kind,
+            key(value.each, below) if value.each is not None else None,
+            parts,
+            len(value.parts or ()),
+            value.parts is None,
+        )
     if isinstance(value, Union_):
         return ("u", len(value.options), *(key(o, below) for o in value.options[:MAX_PARTS]))
     return id(value)

@@ -1,4 +1,5 @@
 """The agent's verb ``audit``."""
+
 from __future__ import annotations
 
 from typing import Any, Dict
