@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, Optional
 
-from remoteops.agent.audit.annotations import Annotations
 from remoteops.agent.audit.classes import Member, base_names
 from remoteops.agent.audit.constructors import Constructors
 from remoteops.agent.audit.decorators import Decorators
-from remoteops.agent.audit.index import ClassInfo, FunctionInfo, Symbol
-from remoteops.agent.audit.modules import Module, last_name
+from remoteops.agent.audit.index import ClassInfo, FunctionInfo
+from remoteops.agent.audit.modules import last_name
+from remoteops.agent.audit.modulevalues import Access, Hit, ModuleValues, const_method, sequence_method
 from remoteops.agent.audit.values import (
     NONE,
     UNKNOWN,
@@ -35,28 +35,7 @@ from remoteops.agent.audit.values import (
 )
 
 
-class Hit(NamedTuple):
-    """One option of a receiver, judged. ``status``: found, missing, unsure, partly (``lacking`` of ``among`` derived classes). ``target``: the dotted place of the definition."""
-
-    option: Value
-    status: str
-    value: Value = UNKNOWN
-    target: str = ""
-    reason: str = ""
-    member: Optional[Member] = None
-    symbol: Optional[Symbol] = None
-    lacking: Tuple[str, ...] = ()
-    among: int = 0
-
-
-class Access(NamedTuple):
-    """The whole of ``receiver.name``: the joined value and the judgement on each option (None objects left out)."""
-
-    value: Value
-    hits: Tuple[Hit, ...]
-
-
-class Attributes(Annotations):
+class Attributes(ModuleValues):
     """Attribute access. ``evaluate`` (an expression in a scope) comes from the class below."""
 
     decorators: Decorators
@@ -65,22 +44,6 @@ class Attributes(Annotations):
     descend: Optional[Callable[[ClassInfo], List[ClassInfo]]] = None
     # Classes into which a class is mixed at run time, by id of the mixin: set by ``strings``.
     hosts: Dict[int, List[ClassInfo]]
-
-    def evaluate(self, node: Optional[ast.expr], scope: Any) -> Value:
-        raise NotImplementedError
-
-    def lazy_scope(
-        self, function: FunctionInfo, receiver: Optional[Value] = None, arguments: Optional[Dict[str, Value]] = None
-    ) -> Any:
-        raise NotImplementedError
-
-    def module_scope(self, module: Module) -> Any:
-        raise NotImplementedError
-
-    def returned(
-        self, function: FunctionInfo, bound: Optional[Value], arguments: Optional[Dict[str, Value]] = None
-    ) -> Value:
-        raise NotImplementedError
 
     def attribute(self, value: Value, name: str) -> Access:
         """Looks an attribute up on every option of a value."""
@@ -115,13 +78,13 @@ class Attributes(Annotations):
                 "%s is not at hand" % option.dotted,
             )
         if isinstance(option, Sequence):
-            return Hit(option, "unsure", _sequence_method(option, name), "", "")
+            return Hit(option, "unsure", sequence_method(option, name), "", "")
         if isinstance(option, (FunctionValue, PartialValue, BoundMethod, CallableValue)):
             return Hit(option, "unsure", UNKNOWN, "", "an attribute of a function")
         if isinstance(option, Version):
             return Hit(option, "unsure", option if name in ("base_version", "public") else UNKNOWN, "", "")
         if isinstance(option, Const):
-            return Hit(option, "unsure", _const_method(option, name), "", "")
+            return Hit(option, "unsure", const_method(option, name), "", "")
         return Hit(
             option,
             "unsure",
@@ -131,55 +94,6 @@ class Attributes(Annotations):
         )
 
     # -- modules -----------------------------------------------------------------------------------------------------
-
-    def _of_module(self, option: ModuleValue, name: str) -> Hit:
-        symbol = self.index.lookup(option.module, name)
-        target = option.module.name + "." + name
-        if symbol is None:
-            return Hit(option, "missing", Unknown(self.in_provider(option.module), target), target)
-        reach = self.in_provider(option.module)
-        value = self.of_symbol(symbol)
-        if not symbol.certain:
-            return Hit(option, "unsure", Unknown(reach, target), symbol.name, symbol.reason, symbol=symbol)
-        return Hit(option, "found", value, symbol.name, symbol=symbol)
-
-    def of_symbol(self, symbol: Optional[Symbol]) -> Value:
-        """The value that a name at module level has."""
-        if symbol is None:
-            return UNKNOWN
-        if symbol.kind == "module" and symbol.module is not None:
-            return ModuleValue(symbol.module)
-        if symbol.kind == "class" and symbol.klass is not None:
-            return ClassValue(symbol.klass)
-        if symbol.kind == "function" and symbol.function is not None:
-            return FunctionValue(symbol.function)
-        if symbol.kind == "external":
-            return External(symbol.name)
-        reach = self.in_provider(symbol.module)
-        if symbol.kind == "variable" and symbol.module is not None and symbol.binding is not None:
-            return self._variable(symbol, reach)
-        return Unknown(reach, symbol.name)
-
-    def _variable(self, symbol: Symbol, reach: bool) -> Value:
-        assert symbol.module is not None and symbol.binding is not None
-        node = symbol.binding.node
-        last = symbol.name.rsplit(".", 1)[-1]
-        if last in ("__version__", "VERSION") or (last == "version" and symbol.module.name.count(".") <= 1):
-            if symbol.module.name.split(".")[0] == self.provider:
-                return Version(self.index.trees[self.provider].version, self.provider)
-        if isinstance(node, ast.AnnAssign):
-            value = self.annotation(node.annotation, symbol.module)
-            if value != UNKNOWN:
-                return value
-        expression = getattr(node, "value", None) if symbol.binding.kind == "assign" else None
-        if expression is None:
-            return Unknown(reach, symbol.name)
-        found = self.evaluate(expression, self.module_scope(symbol.module))
-        others = [b for b in symbol.module.bindings.get(last, []) if b.kind == "assign" and b is not symbol.binding]
-        if others and not isinstance(found, (ClassValue, FunctionValue)):
-            scope = self.module_scope(symbol.module)
-            found = join([found] + [self.evaluate(getattr(b.node, "value", None), scope) for b in others])
-        return Unknown(reach, symbol.name) if found == UNKNOWN and reach else found
 
     # -- classes and objects -----------------------------------------------------------------------------------------
 
@@ -462,20 +376,4 @@ class Attributes(Annotations):
         return Hit(option, "missing", Unknown(reach, name), line.classes[1].dotted + "." + name)
 
 
-def _sequence_method(option: Sequence, name: str) -> Value:
-    element = option.each if option.each is not None else join(option.parts) if option.parts else UNKNOWN
-    if name in ("pop", "popleft", "get", "setdefault", "__getitem__", "__next__", "result"):
-        return CallableValue(join([element, NONE]) if name == "get" else element)
-    if name in ("values", "copy", "__iter__", "union", "difference"):
-        return CallableValue(
-            Sequence("list", None if name == "values" else option.parts, element) if name == "values" else option
-        )
-    if name == "items":
-        return CallableValue(Sequence("list", None, Sequence("tuple", (UNKNOWN, element))))
-    return CallableValue(UNKNOWN)
-
-
-def _const_method(option: Const, name: str) -> Value:
-    if isinstance(option.value, str) and name in ("lower", "upper", "strip", "lstrip", "rstrip"):
-        return CallableValue(Const(getattr(option.value, name)()))
-    return CallableValue(UNKNOWN)
+__all__ = ["Access", "Attributes", "Hit"]

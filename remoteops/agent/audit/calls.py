@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
-from remoteops.agent.audit.attributes import Attributes
 from remoteops.agent.audit.index import FunctionInfo, Symbol
+from remoteops.agent.audit.known import CONTAINERS, Known
 from remoteops.agent.audit.modules import Module, last_name
-from remoteops.agent.audit.signatures import Arguments, Signature, arguments_of, from_arguments
 from remoteops.agent.audit.syntax import walk_shallow
 from remoteops.agent.audit.values import (
     NONE,
@@ -22,13 +21,10 @@ from remoteops.agent.audit.values import (
     FunctionValue,
     Instance,
     LambdaValue,
-    ModuleValue,
     PartialValue,
     Sequence,
-    SuperValue,
     Unknown,
     Value,
-    Version,
     each,
     elements,
     join,
@@ -37,43 +33,10 @@ from remoteops.agent.audit.values import (
 )
 from remoteops.agent.audit.values import key as value_key
 
-PASS_THROUGH = {
-    "list",
-    "tuple",
-    "sorted",
-    "reversed",
-    "iter",
-    "set",
-    "frozenset",
-    "islice",
-    "chain",
-    "cycle",
-    "deque",
-    "tqdm",
-    "track",
-    "shuffle",
-    "copy",
-    "deepcopy",
-}
-CONTAINERS = {"ModuleList", "Sequential", "ParameterList"}
 MAX_RETURNS = 5
 
 
-class Callee(NamedTuple):
-    """A callable as a call meets it: its parameters (None: not known, ``reason`` says why) and where they are written."""
-
-    signature: Optional[Signature]
-    symbol: str
-    reason: str = ""
-    file: str = ""
-    line: int = 0
-    function: Optional[FunctionInfo] = None
-    provider: bool = False
-    extra: Tuple[int, Tuple[str, ...]] = (0, ())
-    more: Tuple[Signature, ...] = ()
-
-
-class Calls(Attributes):
+class Calls(Known):
     """Results of calls and the signatures that calls must fit."""
 
     _returning: Dict[Any, bool]
@@ -352,220 +315,7 @@ class Calls(Attributes):
 
     # -- functions whose meaning is known ----------------------------------------------------------------------------
 
-    def _external_result(self, option: External, node: ast.Call, scope: Any) -> Value:
-        name = option.dotted.rsplit(".", 1)[-1]
-        arguments = [self.evaluate(a.value if isinstance(a, ast.Starred) else a, scope) for a in node.args]
-        first = arguments[0] if arguments else UNKNOWN
-        if option.dotted == "super":
-            return self._super(scope, arguments)
-        if option.dotted == "getattr" and len(node.args) >= 2:
-            return self._getattr(node, first, arguments)
-        if option.dotted == "type" and len(arguments) == 1:
-            return join(
-                [
-                    ClassValue(o.info, o.exact) if isinstance(o, Instance) else Unknown(reaches(o), "a type")
-                    for o in options(first)
-                ]
-            )
-        if name in PASS_THROUGH and arguments:
-            if name in ("copy", "deepcopy"):
-                return first
-            value = elements(self.iterated(first))
-            if name == "chain" and len(arguments) > 1:
-                value = join([elements(self.iterated(a)) for a in arguments])
-            return Sequence("list", None, value)
-        if name in ("enumerate", "zip"):
-            parts = [elements(self.iterated(a)) for a in arguments]
-            return Sequence(
-                "list",
-                None,
-                Sequence(
-                    "tuple",
-                    (ExternalInstance("int"), parts[0] if parts else UNKNOWN) if name == "enumerate" else tuple(parts),
-                ),
-            )
-        if name in ("next", "anext", "min", "max") and len(arguments) == 1:
-            return elements(self.iterated(first))
-        if (name == "run" and option.dotted.startswith("asyncio")) or name in (
-            "wait_for",
-            "create_task",
-            "ensure_future",
-            "shield",
-        ):
-            result = self.awaited(first)
-            return result if name == "run" else Sequence("awaitable", None, result)
-        if name == "gather":
-            return Sequence("awaitable", None, Sequence("list", tuple(self.awaited(a) for a in arguments)))
-        if name == "map" and len(arguments) > 1:
-            return Sequence("list", None, self.call(first, ast.Call(func=node.func, args=[], keywords=[]), scope))
-        if option.dotted in ("typing.cast", "cast", "typing_extensions.cast") and len(arguments) == 2:
-            declared = self.annotation(node.args[0], scope.module)
-            return declared if declared != UNKNOWN else arguments[1]
-        if option.dotted in ("functools.partial", "functools.partialmethod") and arguments:
-            keywords = tuple(k.arg for k in node.keywords if k.arg)
-            hidden = any(k.arg is None for k in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args)
-            return join([PartialValue(o, len(node.args) - 1, keywords, hidden) for o in options(first)])
-        if option.dotted == "types.MethodType" and len(arguments) == 2:
-            return BoundMethod(first, arguments[1])
-        if (
-            option.dotted in ("importlib.import_module", "import_module", "__import__")
-            and isinstance(first, Const)
-            and isinstance(first.value, str)
-        ):
-            target = self.index.module(first.value) if self.index.knows(first.value) else None
-            return ModuleValue(target) if target is not None else External(first.value)
-        if name in ("version", "get_distribution") and isinstance(first, Const) and isinstance(first.value, str):
-            return self._version_of(first.value)
-        if name in ("parse", "Version", "LooseVersion", "StrictVersion", "parse_version", "get_version") and isinstance(
-            first, (Version, Const)
-        ):
-            return first
-        if name in CONTAINERS:
-            return ExternalInstance(option.dotted, option.reach, elements(join(arguments)) if arguments else None)
-        if name in ("dict", "defaultdict", "OrderedDict"):
-            return first if isinstance(first, Sequence) else Sequence("dict", None, None)
-        if option.dotted in ("property",) and arguments:
-            return UNKNOWN
-        if name[:1].isupper() and not option.reach:
-            return ExternalInstance(option.dotted)
-        return Unknown(option.reach, "the result of %s" % option.dotted)
-
-    def _version_of(self, distribution: str) -> Value:
-        tree = self.index.trees[self.provider]
-        same = distribution.lower().replace("-", "_") in (
-            self.provider.lower(),
-            (tree.distribution or "").lower().replace("-", "_"),
-        )
-        return Version(tree.version, self.provider) if same else Version(None, distribution)
-
-    def _super(self, scope: Any, arguments: List[Value]) -> Value:
-        if len(arguments) == 2 and isinstance(arguments[0], ClassValue):
-            return SuperValue(arguments[0].info, arguments[1])
-        at = scope
-        while at is not None and at.owner is None:
-            at = at.outer
-        if at is None or at.owner is None:
-            return UNKNOWN
-        function = at.function
-        static = function is not None and (
-            self.decorators.flavour(function) == "classmethod" or function.name == "__new__"
-        )
-        return SuperValue(at.owner, ClassValue(at.owner, False) if static else at.receiver or Instance(at.owner))
-
-    def _getattr(self, node: ast.Call, first: Value, arguments: List[Value]) -> Value:
-        name = arguments[1]
-        if isinstance(name, Const) and isinstance(name.value, str):
-            access = self.attribute(first, name.value)
-            found = [h.value for h in access.hits if h.status != "missing"]
-            return join(found + arguments[2:]) if found or len(arguments) > 2 else Unknown(reaches(first), name.value)
-        reach = any(self.touches(o) for o in options(first))
-        return Unknown(reach, "getattr with a computed name")
-
-    def touches(self, value: Value) -> bool:
-        """Whether an option belongs to the provider."""
-        if isinstance(value, (Instance, ClassValue, FunctionValue, SuperValue)):
-            return self.in_provider(value.info.module)
-        if isinstance(value, ModuleValue):
-            return self.in_provider(value.module)
-        if isinstance(value, (PartialValue,)):
-            return self.touches(value.target)
-        if isinstance(value, BoundMethod):
-            return self.touches(value.function)
-        return reaches(value)
-
     # -- signatures --------------------------------------------------------------------------------------------------
-
-    def callee(self, option: Value) -> Optional[Callee]:
-        """The parameters that a call to this value must fit; None for values that say nothing."""
-        if isinstance(option, FunctionValue):
-            return self._function_callee(option)
-        if isinstance(option, ClassValue):
-            made = self.constructors.of(option.info)
-            reach = self.in_provider(option.info.module)
-            symbol = made.where.dotted + "." + made.name if made.name in ("__init__", "__new__") else option.info.dotted
-            if made.name in ("__init__", "__new__") and self.in_provider(option.info.module):
-                symbol = option.info.dotted + "." + made.name
-            signature = made.signature
-            if signature is not None and not option.exact:
-                signature = signature._replace(doubt=signature.doubt or "a subclass may be called")
-            return Callee(
-                signature,
-                symbol,
-                "" if signature else "its constructor cannot be parsed",
-                made.where.module.file,
-                made.line,
-                provider=reach,
-            )
-        if isinstance(option, Instance):
-            for name in ("__call__", "forward"):
-                hit = self.attribute(option, name).hits[0]
-                if hit.status == "found" and isinstance(hit.value, FunctionValue):
-                    if name == "__call__" or any("nn." in b for b in self.classes.lineage(option.info).external):
-                        return self._function_callee(hit.value)
-            return None
-        if isinstance(option, PartialValue):
-            inner = self.callee(option.target)
-            if inner is None or inner.signature is None:
-                return inner
-            count, names = inner.extra
-            doubt = "partial with unknown arguments" if option.open else inner.signature.doubt
-            return inner._replace(
-                extra=(count + option.positional, names + option.keywords),
-                signature=inner.signature._replace(doubt=doubt),
-            )
-        if isinstance(option, BoundMethod):
-            inner = self.callee(option.function)
-            return (
-                inner._replace(signature=inner.signature.without_first())
-                if inner is not None and inner.signature is not None
-                else inner
-            )
-        if isinstance(option, LambdaValue):
-            return Callee(from_arguments(option.node.args), "<lambda>")
-        return None
-
-    def _function_callee(self, option: FunctionValue) -> Callee:
-        function = option.info
-        signature = self.decorators.signature(function)
-        reach = self.in_provider(function.module)
-        place = (function.module.file, function.unit.line)
-        if signature is None:
-            return Callee(None, function.dotted, "it cannot be parsed", place[0], place[1], function, reach)
-        if option.bound is not None:
-            signature = signature.without_first()
-        symbol = function.dotted
-        receiver = option.bound
-        if (
-            isinstance(receiver, (Instance, ClassValue))
-            and function.owner is not None
-            and self.in_provider(receiver.info.module)
-        ):
-            symbol = receiver.info.dotted + "." + function.name
-        return Callee(signature, symbol, "", place[0], place[1], function, reach)
-
-    def shape(self, node: ast.Call, callee: Callee, scope: Any) -> Arguments:
-        """The arguments of a call, with those a partial has filled already and ``**kwargs`` of known keys spelled out."""
-        shape = arguments_of(node)
-        count, names = callee.extra
-        if shape.double_star:
-            keys: List[str] = []
-            for keyword in node.keywords:
-                if keyword.arg is None and not isinstance(keyword.value, ast.Dict):
-                    value = self.evaluate(keyword.value, scope)
-                    if not (
-                        isinstance(value, Sequence)
-                        and value.keys is not None
-                        and all(isinstance(k, str) for k in value.keys)
-                    ):
-                        break
-                    keys.extend(str(k) for k in value.keys)
-                elif keyword.arg is None:
-                    break
-            else:
-                if not any(isinstance(k.value, ast.Name) and k.arg is None for k in node.keywords):
-                    shape = shape._replace(double_star=False, keywords=shape.keywords + tuple(keys))
-        fresh = tuple(n for n in names if n not in shape.keywords)
-        return shape._replace(positional=shape.positional + count, keywords=shape.keywords + fresh)
 
 
 def _yields(node: Optional[ast.AST]) -> bool:

@@ -4,58 +4,15 @@ from __future__ import annotations
 
 import ast
 import builtins
-import collections.abc
-import importlib
 import re
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+from remoteops.agent.audit import stores
+from remoteops.agent.audit.bases import base_names, known_base
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo, Index, Symbol, is_overload
 from remoteops.agent.audit.modules import is_type_checking, last_name
 from remoteops.agent.audit.syntax import Unit, unit_of, walk_shallow
 
-# External bases that add no public attribute of their own, or whose attributes are known here. A class that derives from any
-# other external class is open: what it has cannot be told.
-_MODULE_NAMES = (
-    "T_destination call_super_init dump_patches training add_module apply bfloat16 buffers children compile cpu cuda double eval "
-    "extra_repr float forward get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict modules mtia "
-    "named_buffers named_children named_modules named_parameters parameters register_backward_hook register_buffer "
-    "register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook "
-    "register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter "
-    "register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory "
-    "state_dict to to_empty train type xpu zero_grad"
-).split()
-KNOWN_BASES: Dict[str, Tuple[str, ...]] = {
-    "abc.ABC": (),
-    "typing.Generic": (),
-    "typing.Protocol": (),
-    "typing_extensions.Protocol": (),
-    "typing_extensions.Generic": (),
-    "object": (),
-    "typing.NamedTuple": ("_replace", "_asdict", "_fields", "_make", "_field_defaults", "count", "index"),
-    "enum.Enum": (
-        "name",
-        "value",
-        "_name_",
-        "_value_",
-        "__members__",
-        "_missing_",
-        "_generate_next_value_",
-        "_member_map_",
-    ),
-    "torch.nn.Module": tuple(_MODULE_NAMES),
-    "torch.nn.modules.module.Module": tuple(_MODULE_NAMES),
-    "msgspec.Struct": ("__struct_fields__", "__struct_config__"),
-    "pydantic.BaseModel": tuple(
-        "construct copy dict from_orm json parse_file parse_obj parse_raw schema schema_json update_forward_refs validate model_computed_fields "
-        "model_config model_construct model_copy model_dump model_dump_json model_extra model_fields model_fields_set model_json_schema "
-        "model_parametrized_name model_post_init model_rebuild model_validate model_validate_json model_validate_strings __fields__".split()
-    ),
-}
-for _enum in ("IntEnum", "StrEnum", "Flag", "IntFlag"):
-    KNOWN_BASES["enum." + _enum] = KNOWN_BASES["enum.Enum"] + tuple(
-        n for n in dir(str if _enum == "StrEnum" else int) if not n.startswith("__")
-    )
-KNOWN_BASES["pydantic.main.BaseModel"] = KNOWN_BASES["pydantic.BaseModel"]
 _OBJECT = set(dir(object)) | {
     "__dict__",
     "__module__",
@@ -91,32 +48,6 @@ class Lineage(NamedTuple):
     classes: Tuple[ClassInfo, ...]
     external: Tuple[str, ...]
     open: str
-
-
-_STANDARD = {
-    "collections",
-    "collections.abc",
-    "threading",
-    "logging",
-    "concurrent.futures",
-    "argparse",
-    "json",
-    "datetime",
-    "pathlib",
-    "contextlib",
-    "queue",
-    "string",
-    "types",
-    "decimal",
-    "io",
-    "functools",
-    "random",
-    "ast",
-    "html.parser",
-    "unittest",
-}
-_SETTERS = ("setattr", "__setattr__", "register_buffer", "register_parameter", "add_module", "register_module")
-_NAMED = re.compile(r"(?:%s)\s*\(" % "|".join(_SETTERS))
 
 
 class Classes:
@@ -300,9 +231,9 @@ class Classes:
                         Member(kind, statement.target.id, info, node=statement)
                     )
                 elif isinstance(statement, (ast.Assign, ast.For, ast.With, ast.Import, ast.ImportFrom)):
-                    for target in _targets(statement):
+                    for target in stores.targets(statement):
                         table.setdefault(target, []).append(Member("value", target, info, node=statement))
-            for slot in _slots(body.statements):
+            for slot in stores.slots(body.statements):
                 table.setdefault(slot, []).append(Member("field", slot, info))
             info.facts["own"] = table
         return table.get(name, [])
@@ -354,7 +285,7 @@ class Classes:
         masked = klass.unit.source.masked
         word = re.escape(name)
         # `x.name =`, `x.name: T`, `x.name +=`, and as one of several targets: `a, x.name = `, `(\n x.name,\n) = `, `for x.name in`.
-        stores = re.compile(
+        setting = re.compile(
             r"\.%s\s*(?::[^=\n]|=(?!=)|[-+*/|&^%%@]{1,2}=)|\.%s\s*[,)\]][^=\n]*(?<![=!<>])=(?!=)|\.%s\s*(?: in\b|:\n)"
             % (word, word, word)
         )
@@ -362,7 +293,7 @@ class Classes:
         for unit in klass.unit.body().units:
             if unit.kind != "def" or not unit.mentions(name):
                 continue
-            if not any(p.search(masked, unit.start, unit.end) for p in (stores, spread, _NAMED)):
+            if not any(p.search(masked, unit.start, unit.end) for p in (setting, spread, stores.NAMED)):
                 continue
             for node in self._stores(unit).get(name, []):
                 yield Member("attribute", name, klass, node=node, method=unit)
@@ -372,7 +303,7 @@ class Classes:
         if unit not in self._stored:
             function = unit.function()
             first = (function.args.posonlyargs + function.args.args)[:1] if function is not None else []
-            self._stored[unit] = stores_in(function, first[0].arg) if function is not None and first else {}
+            self._stored[unit] = stores.stores_in(function, first[0].arg) if function is not None and first else {}
         return self._stored[unit]
 
     def sets(self, klass: ClassInfo, name: str) -> bool:
@@ -439,29 +370,6 @@ class Classes:
         )
 
 
-def known_base(name: str) -> bool:
-    """Whether the attributes of an external base are known."""
-    return name in KNOWN_BASES or _standard(name) is not None
-
-
-def _standard(name: str) -> Optional[type]:
-    """A class of Python's own library by dotted name, from the few modules that are safe to load and often derived from."""
-    module, _, last = name.rpartition(".")
-    if module == "typing" and hasattr(collections.abc, last):
-        module = "collections.abc"
-    found = (
-        getattr(importlib.import_module(module), last, None) if module in _STANDARD else getattr(builtins, name, None)
-    )
-    return found if isinstance(found, type) else None
-
-
-def base_names(name: str) -> Set[str]:
-    if name in KNOWN_BASES:
-        return set(KNOWN_BASES[name])
-    found = _standard(name)
-    return set(dir(found)) if found is not None else set()
-
-
 def _merge(lists: List[List[ClassInfo]]) -> List[ClassInfo]:
     pending = [list(line) for line in lists if line]
     order: List[ClassInfo] = []
@@ -476,69 +384,6 @@ def _merge(lists: List[List[ClassInfo]]) -> List[ClassInfo]:
         pending = [[c for c in line if c is not head] for line in pending]
         pending = [line for line in pending if line]
     return order
-
-
-def _targets(statement: ast.stmt) -> List[str]:
-    names: List[str] = []
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return [(a.asname or a.name).split(".")[0] for a in statement.names]
-    nodes: List[ast.AST] = []
-    if isinstance(statement, ast.Assign):
-        nodes = list(statement.targets)
-    elif isinstance(statement, ast.For):
-        nodes = [statement.target]
-    elif isinstance(statement, ast.With):
-        nodes = [i.optional_vars for i in statement.items if i.optional_vars is not None]
-    for node in nodes:
-        names.extend(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    return names
-
-
-def _slots(statements: List[ast.stmt]) -> Iterator[str]:
-    for statement in statements:
-        if isinstance(statement, ast.Assign) and any(
-            isinstance(t, ast.Name) and t.id == "__slots__" for t in statement.targets
-        ):
-            for node in ast.walk(statement.value):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield node.value
-
-
-def stores_in(function: ast.AST, receiver: str) -> Dict[str, List[ast.AST]]:
-    """Attribute -> statements of a function that set it on the receiver (nested functions included)."""
-    found: Dict[str, List[ast.AST]] = {}
-    pending: List[ast.AST] = [function]
-    while pending:
-        for node in walk_shallow(pending.pop().body):  # type: ignore[attr-defined]
-            if isinstance(node, ast.Assign):
-                targets: List[Optional[ast.expr]] = list(node.targets)
-            elif isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.For, ast.AsyncFor)):
-                targets = [node.target]
-            elif isinstance(node, (ast.With, ast.AsyncWith)):
-                targets = [item.optional_vars for item in node.items]
-            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                if last_name(node.value.func) in _SETTERS:
-                    for argument in node.value.args[:2]:
-                        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                            found.setdefault(argument.value, []).append(node.value)
-                continue
-            else:
-                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    pending.append(node)
-                continue
-            while targets:
-                target = targets.pop()
-                if isinstance(target, (ast.Tuple, ast.List)):
-                    targets.extend(target.elts)
-                elif isinstance(target, ast.Starred):
-                    targets.append(target.value)
-                elif (
-                    isinstance(target, ast.Attribute)
-                    and isinstance(target.value, ast.Name)
-                    and target.value.id == receiver
-                ):
-                    found.setdefault(target.attr, []).append(node)
-    return found
 
 
 def _local_definition(function: FunctionInfo, name: str) -> Optional[ast.stmt]:

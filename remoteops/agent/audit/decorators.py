@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from remoteops.agent.audit.classes import Classes
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo
 from remoteops.agent.audit.modules import Module, last_name
 from remoteops.agent.audit.signatures import POSITIONAL, VAR_KEYWORD, VAR_POSITIONAL, Signature, from_arguments
 from remoteops.agent.audit.syntax import FunctionNode, walk_shallow
+from remoteops.agent.audit.wrappers import Recipe, constant, extra_setting, rewrites, with_options, wrapper
 
 KEEPS = {
     "staticmethod",
@@ -90,19 +91,6 @@ for _package in ("attr", "attrs"):
         DATACLASS["%s.%s" % (_package, _name)] = "attrs"
 
 
-class Recipe(NamedTuple):
-    """How a class gets its constructor. ``family``: plain, dataclass, pydantic, attrs. ``extra``: pydantic's setting, if given.
-    ``doubt``: why the constructor may be another one, ``open``: why there may be more attributes, if so."""
-
-    family: str = "plain"
-    init: bool = True
-    kw_only: bool = False
-    extra: str = ""
-    doubt: str = ""
-    auto_attribs: bool = True
-    open: str = ""
-
-
 class Decorators:
     """Reads decorators by their names and, where their source is at hand, by their bodies."""
 
@@ -147,7 +135,7 @@ class Decorators:
             return Recipe(
                 doubt="decorator %s is not at hand" % (name or "?"), open="decorator %s is not at hand" % (name or "?")
             )
-        return _with_options(made, call, info.module) if made.family != "plain" else made
+        return with_options(made, call, info.module) if made.family != "plain" else made
 
     def _of(self, name: str, function: Optional[FunctionInfo], depth: int) -> Optional[Recipe]:
         family = DATACLASS.get(name)
@@ -169,7 +157,7 @@ class Decorators:
             doubt = "decorator %s replaces __init__" % function.name
         found = self._returned(node, node, function.module, depth)
         adds = any(
-            isinstance(n, ast.Call) and last_name(n.func) == "setattr" and len(n.args) > 1 and not _constant(n.args[1])
+            isinstance(n, ast.Call) and last_name(n.func) == "setattr" and len(n.args) > 1 and not constant(n.args[1])
             for n in ast.walk(node)
         )
         opened = (
@@ -256,7 +244,7 @@ class Decorators:
             if made.family == "plain":
                 return [made]
             options = value.func if isinstance(value.func, ast.Call) else value
-            return [_with_options(made, options, module, outer)]
+            return [with_options(made, options, module, outer)]
         return []
 
     # -- functions ---------------------------------------------------------------------------------------------------
@@ -299,13 +287,13 @@ class Decorators:
         if symbol is None or symbol.kind != "function" or symbol.function is None:
             return before._replace(doubt=before.doubt or "decorated with %s, which is not at hand" % (name or "?"))
         maker = symbol.function.node
-        wrapper = _wrapper(maker, 2 if isinstance(node, ast.Call) else 1) if maker is not None else None
-        if wrapper == "identity":
+        placed = wrapper(maker, 2 if isinstance(node, ast.Call) else 1) if maker is not None else None
+        if placed == "identity":
             return before
-        if isinstance(wrapper, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            shape = from_arguments(wrapper.args)
-            star = wrapper.args.kwarg.arg if wrapper.args.kwarg is not None else ""
-            if star and any(_rewrites(inner, star) for inner in ast.walk(wrapper)):
+        if isinstance(placed, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            shape = from_arguments(placed.args)
+            star = placed.args.kwarg.arg if placed.args.kwarg is not None else ""
+            if star and any(rewrites(inner, star) for inner in ast.walk(placed)):
                 return before._replace(doubt=before.doubt or "%s may rewrite the arguments" % name)
             if any(p.kind == VAR_POSITIONAL for p in shape.parameters) and any(
                 p.kind == VAR_KEYWORD for p in shape.parameters
@@ -320,108 +308,4 @@ class Decorators:
         return before._replace(doubt=before.doubt or "wrapped by %s in a way that was not followed" % name)
 
 
-def _constant(node: ast.expr) -> bool:
-    """Whether a name passed to setattr is spelled out: a literal, or a constant in capitals."""
-    return isinstance(node, ast.Constant) or last_name(node).isupper()
-
-
-def _rewrites(node: ast.AST, name: str) -> bool:
-    """Whether a node changes the dict ``name`` (an item set or deleted, ``pop``, ``update``) or binds it anew."""
-    if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
-        return last_name(node.value) == name
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        return node.id == name
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and last_name(node.func.value) == name
-        and node.func.attr in ("pop", "update", "setdefault", "clear")
-    )
-
-
-def _wrapper(node: FunctionNode, applied: int, depth: int = 0) -> Any:
-    """The function that a decorator puts in place, ``identity``, or None where that was not followed.
-
-    ``applied``: how often the decorator's name and its results are still called: once for ``@d``, twice for ``@d(...)``.
-    """
-    if depth > 4:
-        return None
-    local = {s.name: s for s in walk_shallow(node.body) if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))}
-    first = [a.arg for a in node.args.posonlyargs + node.args.args][:1]
-    choices: List[ast.expr] = []
-    for statement in walk_shallow(node.body):
-        if isinstance(statement, ast.Return) and statement.value is not None:
-            value = statement.value
-            choices += [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
-    # `return wrap if f is None else wrap(f)`: the called form belongs to `@d`, the plain one to `@d()`.
-    choices.sort(key=lambda c: isinstance(c, ast.Call) is (applied > 1))
-    for choice in choices:
-        found: Any = None
-        if isinstance(choice, ast.Call):
-            name = last_name(choice.func)
-            if name in local:
-                found = _wrapper(local[name], applied, depth + 1)
-            elif name in ("cast", "update_wrapper") and choice.args:
-                inner = choice.args[-1] if name == "cast" else choice.args[0]
-                found = local.get(last_name(inner)) or ("identity" if last_name(inner) in first else None)
-            elif isinstance(choice.func, ast.Call) and last_name(choice.func.func) == "wraps" and choice.args:
-                found = local.get(last_name(choice.args[0]))
-        elif isinstance(choice, ast.Name) and choice.id in local:
-            found = local[choice.id] if applied == 1 else _wrapper(local[choice.id], applied - 1, depth + 1)
-        elif isinstance(choice, ast.Name) and choice.id in first and applied == 1:
-            found = "identity"
-        if found is not None:
-            return found
-    return None
-
-
-def _with_options(
-    recipe: Recipe, call: Optional[ast.Call], module: Module, outer: Optional[FunctionNode] = None
-) -> Recipe:
-    """A recipe changed by keywords of the decorator's call: init, kw_only, config."""
-    for keyword in call.keywords if call is not None else []:
-        value = keyword.value
-        if keyword.arg in ("init", "kw_only", "auto_attribs") and isinstance(value, ast.Constant):
-            recipe = recipe._replace(**{keyword.arg: bool(value.value)})
-        elif keyword.arg == "config":
-            extra = extra_setting(value, outer, module)
-            recipe = recipe._replace(extra=extra or recipe.extra)
-    return recipe
-
-
-def extra_setting(value: Optional[ast.AST], outer: Optional[FunctionNode], module: Module) -> str:
-    """The ``extra`` setting of a pydantic config expression: allow, ignore, forbid, or an empty string when not set."""
-    if isinstance(value, ast.Name):
-        places: List[ast.stmt] = list(walk_shallow(outer.body)) if outer is not None else []
-        places += module.body.statements
-        for statement in places:
-            if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-                if any(isinstance(t, ast.Name) and t.id == value.id for t in targets):
-                    found = (
-                        extra_setting(statement.value, None, module)
-                        if not isinstance(statement.value, ast.Name)
-                        else ""
-                    )
-                    if found:
-                        return found
-        return ""
-    if isinstance(value, ast.Call):
-        for keyword in value.keywords:
-            if keyword.arg == "extra":
-                return _extra_word(keyword.value)
-            if keyword.arg is None:
-                found = extra_setting(keyword.value, outer, module)
-                if found:
-                    return found
-    if isinstance(value, ast.Dict):
-        for key, item in zip(value.keys, value.values):
-            if isinstance(key, ast.Constant) and key.value == "extra":
-                return _extra_word(item)
-    if isinstance(value, ast.BinOp):
-        return extra_setting(value.right, outer, module) or extra_setting(value.left, outer, module)
-    return ""
-
-
-def _extra_word(value: ast.expr) -> str:
-    return str(value.value) if isinstance(value, ast.Constant) else last_name(value)
+__all__ = ["Decorators", "Recipe", "extra_setting"]

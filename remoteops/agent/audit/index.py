@@ -6,106 +6,14 @@ import ast
 import re
 from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
+from remoteops.agent.audit import lazy
+from remoteops.agent.audit.definitions import ClassInfo, FunctionInfo, Symbol
 from remoteops.agent.audit.modules import HANDLER, TYPING, Binding, Module
 from remoteops.agent.audit.packages import Tree
-from remoteops.agent.audit.syntax import FunctionNode, Source, Unit
+from remoteops.agent.audit.syntax import Source, Unit
 
 MAX_DEPTH = 40
 MIRROR = 8  # names that make a table or a block of imports a list of all that is served
-
-
-class ClassInfo:
-    """A class definition: where it stands and its unit. Facts about it are worked out in ``classes``."""
-
-    __slots__ = ("facts", "module", "name", "qualname", "scope", "unit")
-
-    def __init__(self, module: Module, qualname: str, unit: Unit, scope: Optional[FunctionInfo] = None) -> None:
-        self.module = module
-        self.qualname = qualname
-        self.name = unit.name
-        self.unit = unit
-        self.scope = scope
-        self.facts: Dict[str, object] = {}
-
-    @property
-    def dotted(self) -> str:
-        return self.module.name + "." + self.qualname
-
-    def __repr__(self) -> str:
-        return "<class %s>" % self.dotted
-
-
-class FunctionInfo:
-    """A function or method definition; ``owner`` is its class, ``outer`` the function it is nested in."""
-
-    __slots__ = ("facts", "module", "name", "outer", "owner", "qualname", "unit")
-
-    def __init__(
-        self,
-        module: Module,
-        qualname: str,
-        unit: Unit,
-        owner: Optional[ClassInfo] = None,
-        outer: Optional[FunctionInfo] = None,
-    ) -> None:
-        self.module = module
-        self.qualname = qualname
-        self.name = unit.name
-        self.unit = unit
-        self.owner = owner
-        self.outer = outer
-        self.facts: Dict[str, object] = {}
-
-    @property
-    def node(self) -> Optional[FunctionNode]:
-        """The whole definition, parsed."""
-        return self.unit.function()
-
-    @property
-    def head(self) -> Optional[FunctionNode]:
-        """The definition with an empty body: enough for signature, decorators and annotations."""
-        return self.unit.head()
-
-    @property
-    def dotted(self) -> str:
-        return self.module.name + "." + self.qualname
-
-    def __repr__(self) -> str:
-        return "<function %s>" % self.dotted
-
-
-class Symbol:
-    """What a name stands for. ``kind``: module, class, function, variable, external, dynamic (there, or perhaps
-    there, but its nature is not known; ``reason`` says why)."""
-
-    __slots__ = ("binding", "function", "kind", "klass", "module", "name", "reason")
-
-    def __init__(
-        self,
-        kind: str,
-        name: str,
-        *,
-        module: Optional[Module] = None,
-        klass: Optional[ClassInfo] = None,
-        function: Optional[FunctionInfo] = None,
-        binding: Optional[Binding] = None,
-        reason: str = "",
-    ) -> None:
-        self.kind = kind
-        self.name = name
-        self.module = module
-        self.klass = klass
-        self.function = function
-        self.binding = binding
-        self.reason = reason
-
-    @property
-    def certain(self) -> bool:
-        """Whether the name is surely there."""
-        return not (self.kind == "dynamic" and self.reason)
-
-    def __repr__(self) -> str:
-        return "<%s %s>" % (self.kind, self.name)
 
 
 class Index:
@@ -252,7 +160,7 @@ class Index:
             return None
         order = {"class": 0, "def": 0, "from": 1, "import": 1, "assign": 2, "value": 3, "del": 9}
         defined = [b for b in bindings if b.kind in ("class", "def")]
-        ranked = sorted(reversed(defined), key=lambda b: HANDLER in b.guards)
+        ranked = sorted(defined[::-1], key=lambda b: HANDLER in b.guards)
         ranked += sorted(
             [b for b in bindings if b.kind not in ("class", "def", "del")],
             key=lambda b: (HANDLER in b.guards, order[b.kind]),
@@ -355,12 +263,12 @@ class Index:
         if not self._lazy(module):
             return None
         dotted = module.name + "." + name
-        for key, value in _tables(module):
+        for key, value in lazy.tables(module):
             if key == name:
-                target = _table_target(module, name, value)
+                target = lazy.table_target(module, name, value)
                 symbol = self._dotted(target[0], target[1], seen) if target else None
                 return symbol or Symbol("dynamic", dotted, module=module)
-            if name in _strings(value) and isinstance(key, str):
+            if name in lazy.strings(value) and isinstance(key, str):
                 inner = module.absolute(key.lstrip("."), 1) if not self.exists(key) else key
                 symbol = self._dotted(inner, name, seen) if self.exists(inner) else None
                 return symbol or Symbol("dynamic", dotted, module=module)
@@ -381,7 +289,7 @@ class Index:
     def _spelled_out(self, module: Module) -> bool:
         """Whether a lazy module names what it serves: in a table, or in imports for the type checker that mirror it."""
         mirrored = sum(any(TYPING in b.guards for b in bindings) for bindings in module.bindings.values())
-        return not module.dynamic and (mirrored >= MIRROR or sum(1 for _ in _tables(module)) >= MIRROR)
+        return not module.dynamic and (mirrored >= MIRROR or sum(1 for _ in lazy.tables(module)) >= MIRROR)
 
     def _dotted(self, module: str, name: str, seen: Set[Tuple[str, str]]) -> Optional[Symbol]:
         target = self.module(module)
@@ -394,7 +302,7 @@ class Index:
         for unit in module.body.by_name.get("__getattr__", []):
             node = unit.node()
             for inner in ast.walk(node) if node is not None else []:
-                if not isinstance(inner, ast.If) or name not in _strings(inner.test):
+                if not isinstance(inner, ast.If) or name not in lazy.strings(inner.test):
                     continue
                 for statement in inner.body:
                     if isinstance(statement, ast.ImportFrom) and len(statement.names) == 1:
@@ -411,11 +319,11 @@ class Index:
         if node is None:
             return False
         raises = any(isinstance(n, ast.Raise) for n in ast.walk(node))
-        loads = any(isinstance(n, ast.JoinedStr) and not _inside_raise(node, n) for n in ast.walk(node))
+        loads = any(isinstance(n, ast.JoinedStr) and not lazy.inside_raise(node, n) for n in ast.walk(node))
         delegates = any(
             isinstance(n, ast.Call)
-            and _called(n) in ("getattr", "import_module", "__import__", "hasattr", "find_spec")
-            and not _guarded_by_table(node, n)
+            and lazy.called(n) in ("getattr", "import_module", "__import__", "hasattr", "find_spec")
+            and not lazy.guarded_by_table(node, n)
             for n in ast.walk(node)
         )
         return raises and not loads and not delegates
@@ -467,61 +375,4 @@ def _is_none(binding: Binding) -> bool:
     return isinstance(value, ast.Constant) and value.value is None
 
 
-def _strings(node: Optional[ast.AST]) -> Set[str]:
-    if node is None:
-        return set()
-    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-
-
-def _tables(module: Module) -> Iterator[Tuple[Optional[str], ast.expr]]:
-    """Entries of the dicts that a module spells out at its top level."""
-    for statement in module.body.statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Dict):
-                for key, value in zip(node.keys, node.values):
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        yield key.value, value
-
-
-def _table_target(module: Module, name: str, value: ast.expr) -> Optional[Tuple[str, str]]:
-    """(module, attribute) that a table entry names: ".mod:attr", ".mod", ("mod", "attr"), "pkg.mod.attr"."""
-    texts = [n.value for n in ast.walk(value) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    if not texts or len(texts) > 2:
-        return None
-    path, attr = (
-        (texts[0], texts[1]) if len(texts) == 2 else texts[0].split(":", 1) if ":" in texts[0] else (texts[0], "")
-    )
-    level = len(path) - len(path.lstrip("."))
-    source = module.absolute(path.lstrip(".") or None, level) if level else path
-    for candidate in (source, module.name + "." + source):
-        if module.tree.find(candidate) is not None:
-            return candidate, attr or name
-    head, _, last = source.rpartition(".")
-    return (head, last) if head and module.tree.find(head) is not None else None
-
-
-def _called(node: ast.Call) -> str:
-    return (
-        node.func.attr
-        if isinstance(node.func, ast.Attribute)
-        else node.func.id
-        if isinstance(node.func, ast.Name)
-        else ""
-    )
-
-
-def _inside_raise(tree: ast.AST, wanted: ast.AST) -> bool:
-    return any(isinstance(n, ast.Raise) and any(inner is wanted for inner in ast.walk(n)) for n in ast.walk(tree))
-
-
-def _guarded_by_table(tree: ast.AST, wanted: ast.AST) -> bool:
-    """Whether the node stands in a branch whose condition asks for membership or equality of the name."""
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.If)
-            and isinstance(node.test, ast.Compare)
-            and any(isinstance(op, (ast.In, ast.Eq)) for op in node.test.ops)
-        ):
-            if any(inner is wanted for statement in node.body for inner in ast.walk(statement)):
-                return True
-    return False
+__all__ = ["ClassInfo", "FunctionInfo", "Index", "Symbol", "is_overload"]

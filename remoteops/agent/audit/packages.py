@@ -8,174 +8,12 @@ import os
 import re
 import sys
 import zipfile
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Dict, List, Optional
 
+from remoteops.agent.audit.tree import SKIP, Tree, scan
 from remoteops.agent.protocol import AgentError
 
-EXTENSION = re.compile(r"^(\w+)(?:\.[\w-]+)*\.(?:so|pyd)$")
 _EDITABLE_FINDER = re.compile(r"^__editable__.*finder\.py$|^__editable___.*_finder\.py$")
-_SKIP = {"__pycache__", ".git", ".hg", ".tox", ".venv", "node_modules"}
-
-
-class Tree:
-    """Files of one top-level package. ``roots`` are the folders (or zip members) that hold its modules."""
-
-    def __init__(
-        self, package: str, roots: List[str], base: str, *, single: bool = False, archive: Optional[str] = None
-    ) -> None:
-        self.package = package
-        self.roots = roots
-        self.base = base
-        self.single = single
-        self.archive = archive
-        self.version: Optional[str] = None
-        self.distribution: Optional[str] = None
-        self.requires: List[str] = []
-        self.requires_python: Optional[str] = None
-        self.folders_seen: Dict[str, None] = {}
-        self.files_seen: Dict[str, None] = {}
-        self._listing: Dict[str, Dict[str, bool]] = {}
-        self._zip: Optional[zipfile.ZipFile] = zipfile.ZipFile(archive) if archive else None
-        self._members: Optional[Dict[str, Dict[str, bool]]] = None
-        self._all: Optional[List[Tuple[str, str]]] = None
-
-    def names_in(self, folder: str) -> Dict[str, bool]:
-        """Names in a folder -> whether it is a folder. Empty when there is no such folder."""
-        if folder not in self._listing:
-            self.folders_seen[folder] = None
-            self._listing[folder] = self._zip_names(folder) if self._zip else _scan(folder)
-        return self._listing[folder]
-
-    def _zip_names(self, folder: str) -> Dict[str, bool]:
-        if self._members is None:
-            assert self._zip is not None
-            self._members = {"": {}}
-            for name in self._zip.namelist():
-                parts = name.rstrip("/").split("/")
-                for depth in range(len(parts)):
-                    parent = "/".join(parts[:depth])
-                    is_folder = depth < len(parts) - 1 or name.endswith("/")
-                    self._members.setdefault(parent, {})[parts[depth]] = is_folder
-        return self._members.get(folder, {})
-
-    def find(self, module: str) -> Optional[Tuple[str, str]]:
-        """(kind, path) of a module by dotted name: kind is ``package``, ``module``, ``stub``, ``extension`` or ``namespace``."""
-        parts = module.split(".")
-        if parts[0] != self.package:
-            return None
-        if self.single:
-            return ("module", self.roots[0]) if len(parts) == 1 else None
-        folders = self.roots
-        if len(parts) > 1:
-            for name in parts[1:-1]:
-                folders = [_join(f, name) for f in folders if self.names_in(f).get(name)]
-            folders, last = folders, parts[-1]
-            found = None
-            for folder in folders:
-                names = self.names_in(folder)
-                if names.get(last):
-                    inside = self._package(_join(folder, last))
-                    if inside[0] != "namespace":
-                        return inside
-                    found = found or inside
-                if names.get(last + ".py") is False:
-                    return "module", _join(folder, last + ".py")
-                if names.get(last + ".pyi") is False:
-                    return "stub", _join(folder, last + ".pyi")
-                for name, is_folder in names.items():
-                    if not is_folder and name.startswith(last + ".") and EXTENSION.match(name):
-                        return "extension", _join(folder, name)
-                if names.get(last + ".pyc") is False:
-                    return "extension", _join(folder, last + ".pyc")
-            return found
-        for folder in folders:
-            inside = self._package(folder)
-            if inside[0] != "namespace":
-                return inside
-        return ("namespace", folders[0]) if folders else None
-
-    def _package(self, folder: str) -> Tuple[str, str]:
-        names = self.names_in(folder)
-        for name, kind in (("__init__.py", "package"), ("__init__.pyi", "stub")):
-            if names.get(name) is False:
-                return kind, _join(folder, name)
-        for name, is_folder in names.items():
-            if not is_folder and name.startswith("__init__.") and EXTENSION.match(name):
-                return "extension", _join(folder, name)
-        return "namespace", folder
-
-    def read(self, path: str) -> bytes:
-        """Bytes of one file. Raises OSError (also for a bad archive member)."""
-        self.files_seen[path] = None
-        if self._zip is None:
-            with open(path, "rb") as handle:
-                return handle.read()
-        try:
-            return self._zip.read(path)
-        except (KeyError, zipfile.BadZipFile, RuntimeError) as error:
-            raise OSError("%s: %s" % (path, error))
-
-    def files(self) -> List[Tuple[str, str]]:
-        """(module name, path) of every Python file, in a stable order; follows links to folders once."""
-        if self._all is None:
-            found: List[Tuple[str, str]] = []
-            if self.single:
-                found.append((self.package, self.roots[0]))
-            else:
-                visited: Dict[str, None] = {}
-                for root in self.roots:
-                    found.extend(self._below(root, self.package, visited))
-            self._all = found
-        return self._all
-
-    def _below(self, folder: str, dotted: str, visited: Dict[str, None]) -> Iterator[Tuple[str, str]]:
-        pending = [(folder, dotted)]
-        while pending:
-            folder, dotted = pending.pop()
-            real = folder if self._zip else os.path.realpath(folder)
-            if real in visited:
-                continue
-            visited[real] = None
-            names = self.names_in(folder)
-            for name in sorted(names):
-                if names[name]:
-                    if name.isidentifier() and name not in _SKIP:
-                        pending.append((_join(folder, name), dotted + "." + name))
-                elif name.endswith(".py"):
-                    stem = name[:-3]
-                    yield (dotted if stem == "__init__" else dotted + "." + stem), _join(folder, name)
-
-    def relative(self, path: str) -> str:
-        """Path relative to the folder that holds the package."""
-        if self.archive:
-            return path
-        for root in self.roots:
-            holder = os.path.dirname(root)
-            if path.startswith(holder + os.sep):
-                return path[len(holder) + 1 :].replace(os.sep, "/")
-        return path
-
-    @property
-    def path(self) -> str:
-        return self.archive or os.path.dirname(self.roots[0])
-
-
-def _join(folder: str, name: str) -> str:
-    return folder + "/" + name if folder else name
-
-
-def _scan(folder: str) -> Dict[str, bool]:
-    names: Dict[str, bool] = {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                try:
-                    names[entry.name] = entry.is_dir()
-                except OSError:
-                    continue  # a link into itself
-    except OSError:
-        return {}
-    return names
 
 
 def locate(package: str, path: Optional[str] = None, venv: Optional[str] = None) -> Tree:
@@ -243,7 +81,7 @@ def _sites(prefix: str) -> List[str]:
     found: List[str] = []
     for lib in ("lib", "lib64", "Lib"):
         base = os.path.join(prefix, lib)
-        for name in sorted(_scan(base), reverse=True):
+        for name in sorted(scan(base), reverse=True):
             if name.startswith("python"):
                 for last in ("site-packages", "dist-packages"):
                     found.append(os.path.join(base, name, last))
@@ -259,11 +97,11 @@ def _in_place(package: str, place: str, tried: List[str]) -> Optional[Tree]:
     tried.append(place)
     if os.path.isfile(place):
         return _in_archive(package, place)
-    names = _scan(place)
+    names = scan(place)
     folder = os.path.join(place, package)
     namespace: List[str] = []
     if names.get(package):
-        inside = _scan(folder)
+        inside = scan(folder)
         if any(n.startswith("__init__.") for n in inside):
             return Tree(package, [folder], place)
         namespace.append(folder)
@@ -277,7 +115,7 @@ def _in_place(package: str, place: str, tried: List[str]) -> Optional[Tree]:
             return Tree(package, [target], os.path.dirname(target))
         if os.path.isfile(target) and zipfile.is_zipfile(target):
             return _in_archive(package, target)
-        inside = _scan(os.path.join(target, package))
+        inside = scan(os.path.join(target, package))
         if inside:
             if any(n.startswith("__init__.") for n in inside):
                 return Tree(package, [os.path.join(target, package)], target)
@@ -290,13 +128,13 @@ def _in_place(package: str, place: str, tried: List[str]) -> Optional[Tree]:
 
 
 def _has_source(folder: str, depth: int) -> bool:
-    names = _scan(folder)
+    names = scan(folder)
     if any(n.endswith((".py", ".so", ".pyi")) for n, is_folder in names.items() if not is_folder):
         return True
     return depth > 0 and any(
         _has_source(os.path.join(folder, n), depth - 1)
         for n, is_folder in names.items()
-        if is_folder and n.isidentifier() and n not in _SKIP
+        if is_folder and n.isidentifier() and n not in SKIP
     )
 
 
@@ -317,7 +155,7 @@ def _redirects(package: str, place: str, names: Dict[str, bool]) -> List[str]:
     targets: List[str] = []
     for name in sorted(names):
         full = os.path.join(place, name)
-        if name.endswith(".pth") or name.endswith(".egg-link"):
+        if name.endswith((".pth", ".egg-link")):
             for line in _text(full).splitlines():
                 line = line.strip()
                 if line and not line.startswith(("import ", "import\t", "#")):
@@ -365,7 +203,7 @@ def _text(path: str) -> str:
 def describe(tree: Tree, places: List[str]) -> None:
     """Fills in version, distribution and requirements from metadata beside the package; last, from its own source."""
     for place in places:
-        for name in sorted(_scan(place)):
+        for name in sorted(scan(place)):
             if name.endswith(".dist-info") and _provides(os.path.join(place, name), name, tree.package):
                 return _from_metadata(tree, _text(os.path.join(place, name, "METADATA")))
             if name.endswith(".egg-info") and _same(name.split("-")[0][: None if "-" in name else -9], tree.package):
@@ -443,3 +281,6 @@ def _version_in_source(tree: Tree) -> Optional[str]:
             return match.group(1)
     match = re.search(r"-(\d+(?:\.\d+)+[\w.+]*)$", os.path.basename(tree.path))
     return match.group(1) if match else None
+
+
+__all__ = ["Tree", "describe", "locate", "site_folders"]

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Set
 
 from remoteops.agent.audit import findings
 from remoteops.agent.audit import sites as S
-from remoteops.agent.audit.calls import Callee
+from remoteops.agent.audit.callees import Callee
 from remoteops.agent.audit.index import ClassInfo, Index
 from remoteops.agent.audit.modules import Module
 from remoteops.agent.audit.moved import Moved

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any, Dict, List, Optional, Tuple
 
-from remoteops.agent.audit.calls import Callee
+from remoteops.agent.audit.callees import Callee
 from remoteops.agent.audit.modules import Module
 from remoteops.agent.audit.signatures import Arguments
 from remoteops.agent.audit.values import Value

@@ -12,7 +12,7 @@ import re
 from typing import Dict, List, Optional, Tuple
 
 from remoteops.agent.audit import sites as S
-from remoteops.agent.audit.calls import Callee
+from remoteops.agent.audit.callees import Callee
 from remoteops.agent.audit.flow import FlowScope
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo
 from remoteops.agent.audit.modules import last_name
@@ -125,7 +125,7 @@ class Strings:
         for site, node, _option, callee, scope in list(self.recorder.calls_met):
             for parameter, name in self._named_methods(node, callee, scope):
                 self._judge_name(site, node, callee, parameter, name, scope)
-            for parameter, text in self._constants(node, callee, scope):
+            for _parameter, text in self._constants(node, callee, scope):
                 if re.match(r"^%s(\.\w+)+$" % re.escape(self.provider), text) and text.count(".") > 1:
                     self._judge_path(site, node, text, scope)
                 elif self._consumer_class(text) is not None:

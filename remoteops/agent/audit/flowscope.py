@@ -1,0 +1,72 @@
+"""A scope whose names change as statements are walked."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from remoteops.agent.audit.evaluate import Evaluator, Scope
+from remoteops.agent.audit.index import ClassInfo, FunctionInfo
+from remoteops.agent.audit.modules import Module
+from remoteops.agent.audit.values import (
+    Value,
+    join,
+)
+
+
+class FlowScope(Scope):
+    """A scope whose names change as statements are walked. ``refined``: what conditions say about attribute chains."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        module: Module,
+        function: Optional[FunctionInfo] = None,
+        *,
+        receiver: Optional[Value] = None,
+        outer: Optional[Scope] = None,
+        owner: Optional[ClassInfo] = None,
+    ) -> None:
+        super().__init__(evaluator, module, function, receiver=receiver, outer=outer)
+        if owner is not None:
+            self.owner = owner
+        self.refined: Dict[str, Value] = {}
+        self.present: Set[Tuple[str, str]] = set()
+        self.memo: Dict[int, Value] = {}
+        self.node: Optional[ast.AST] = function.node if function is not None else None
+        self.qualname = function.qualname if function is not None else ""
+        # Where decorators, defaults and annotations of methods are evaluated: in the class body.
+        self.place: Optional[FlowScope] = None
+
+    def fork(self) -> FlowScope:
+        """The same scope with its own copies of what may change."""
+        other = FlowScope(
+            self.evaluator, self.module, self.function, receiver=self.receiver, outer=self.outer, owner=self.owner
+        )
+        other.names = dict(self.names)
+        other.refined = dict(self.refined)
+        other.present = set(self.present)
+        other.node, other.qualname, other.arguments = self.node, self.qualname, self.arguments
+        return other
+
+    def take(self, branches: List[FlowScope]) -> None:
+        """Joins the states at the ends of branches into this one."""
+        if not branches:
+            return
+        names: Dict[str, Value] = {}
+        for name in {n for b in branches for n in b.names}:
+            found = [b.names[name] for b in branches if name in b.names]
+            names[name] = join(found)
+        self.names = names
+        self.refined = {
+            k: v for k, v in branches[0].refined.items() if all(b.refined.get(k) == v for b in branches[1:])
+        }
+        self.present = set.intersection(*[b.present for b in branches])
+        self.memo = {}
+
+    def enclosing(self) -> FlowScope:
+        """This scope, or for comprehensions and lambdas the one they stand in."""
+        at: Any = self
+        while at.node is None and isinstance(at.outer, FlowScope):
+            at = at.outer
+        return at  # type: ignore[no-any-return]
