@@ -111,6 +111,27 @@ print("right")
 )
 
 
-@pytest.mark.parametrize("code", [RANDOM_STEPS, FAULTS], ids=["random-steps", "faults"])
+LOST_WORKER = """
+import multiprocessing, os, signal, time
+from types import SimpleNamespace as NS
+from remoteops.agent.extraction.generator import _WorkerGuard
+
+context = multiprocessing.get_context("fork")
+workers = [context.Process(target=time.sleep, args=(60,)) for _ in range(2)]
+for worker in workers: worker.start()
+guard = _WorkerGuard(NS(workers=[NS(proc=worker) for worker in workers]))
+started = time.monotonic()
+assert guard.gone() == []
+os.kill(workers[1].pid, signal.SIGKILL)
+workers[1].join()
+workers[0].terminate()  # as the executor does with the rest
+workers[0].join()
+assert guard.gone() == ["worker 1 (pid %d, ended by SIGKILL)" % workers[1].pid], guard.gone()
+guard.stop()
+print("right")
+"""
+
+
+@pytest.mark.parametrize("code", [RANDOM_STEPS, FAULTS, LOST_WORKER], ids=["random-steps", "faults", "lost-worker"])
 def test_capture(code: str) -> None:
     assert in_venv(code).strip().endswith("right")

@@ -156,7 +156,7 @@ def test_a_killed_worker_and_a_stop_lose_nothing_and_only_what_is_missing_is_don
     assert (status, event["state"]) == (1, "failed")
     failure = next(one for one in child.events() if one["event"] == "failure")
     assert failure["kind"] == "RunFailed"
-    assert failure["message"]
+    assert "ended by SIGKILL" in failure["message"]
     first = child.written()
 
     process = child.start(1)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import inspect
 import signal
 import threading
-from typing import Any, Dict, Iterator, List, Mapping, Sequence
+import time
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from remoteops.agent.extraction import library
 from remoteops.agent.extraction.arena import memory_for
@@ -59,8 +60,19 @@ class GeneratorEngine:
             self._open = True
             self._reporter.notice("capturing on rank 0 of %d" % len(ranks), ranks=ranks)
         before = dict(self._stats)
-        self._loop(iter(rows))
-        after = self._finish()
+        try:
+            self._loop(iter(rows))
+            after = self._finish()
+        except (RuntimeError, TimeoutError, WorkerDied) as error:
+            gone = self._guard.gone()
+            if not gone:
+                raise
+            raise AgentError(
+                "RunFailed",
+                "the engine lost %s" % "; ".join(gone),
+                tried=str(error)[:500],
+                hint="SIGKILL with no cause in the log is mostly the kernel, out of memory (dmesg); resume the run",
+            ) from error
         return {key: after[key] - before.get(key, 0) for key in ("samples", "tokens", "bytes", "dropped")}
 
     def close(self) -> None:
@@ -257,9 +269,10 @@ class _WorkerGuard:
     """Ends a wait for a worker that is dead: some executors only notice when they are asked the next time."""
 
     def __init__(self, executor: Any) -> None:
-        self._executor = executor
         self._stop = threading.Event()
         self.dead = False
+        workers = [getattr(worker, "proc", None) for worker in getattr(executor, "workers", None) or []]
+        self._processes = [process for process in workers if process is not None]
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR2, self._raise)
             threading.Thread(target=self._watch, name="remoteops-workers", daemon=True).start()
@@ -267,10 +280,24 @@ class _WorkerGuard:
     def stop(self) -> None:
         self._stop.set()
 
+    def gone(self) -> List[str]:
+        """The workers that ended by themselves, each with how. Those that the executor took down after them (SIGTERM)
+        are named only when there is no other."""
+        deadline = time.monotonic() + 2.0  # one that has just died is not yet collected
+        while time.monotonic() < deadline and all(process.is_alive() for process in self._processes):
+            time.sleep(0.05)
+        found: List[Tuple[int, str]] = []
+        for at, process in enumerate(self._processes):
+            code = process.exitcode
+            if code:
+                how = "ended by %s" % signal.Signals(-code).name if code < 0 else "exit status %d" % code
+                found.append((code, "worker %d (pid %s, %s)" % (at, process.pid, how)))
+        own = [text for code, text in found if code != -signal.SIGTERM]
+        return own or [text for _, text in found]
+
     def _watch(self) -> None:
-        processes = [getattr(worker, "proc", None) for worker in getattr(self._executor, "workers", None) or []]
         while not self._stop.wait(1.0):
-            if any(process is not None and not process.is_alive() for process in processes):
+            if any(not process.is_alive() for process in self._processes):
                 self.dead = True
                 # The executor's own monitor is faster where there is one.
                 if not self._stop.wait(GRACE):
