@@ -193,7 +193,8 @@ def status(host: Host, *, agent: Agent | None = None) -> dict[str, Any]:
     ``foreign``: files that differ from what pip recorded and that no patch of ours accounts for.
     """
     with _agent(host, agent) as asked:
-        return {"schema": "remoteops.patch-status/1", "host": host.name, **asked.call("patch.status", _request(host, package=host.workload.consumer))}
+        told = asked.call("patch.status", _request(host, package=host.workload.consumer))
+        return {"schema": "remoteops.patch-status/1", "host": host.name, **told}
 
 
 def _audit_request(host: Host, model: str | None, **fields: Any) -> dict[str, Any]:
