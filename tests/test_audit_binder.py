@@ -1,4 +1,6 @@
-"""The argument binder does what a call and inspect.Signature.bind do, and is sure only where the call leaves no choice."""
+"""The argument binder does what a call and inspect.Signature.bind do, and is sure only where the call leaves no
+choice.
+"""
 
 from __future__ import annotations
 

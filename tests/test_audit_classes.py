@@ -131,10 +131,10 @@ def test_generated_constructors(tmp_path, call, problems):
 
 def test_methods_come_through_bases_in_other_modules(tmp_path):
     lib = {
-        "lib/base.py": "from abc import ABC\nclass Root(ABC):\n    def start(self, timeout=1): ...\n    @property\n    def state(self) -> 'State': ...\nclass State:\n    done: bool\n",
+        "lib/base.py": "from abc import ABC\nclass Root(ABC):\n    def start(self, timeout=1): ...\n    @property\n    def state(self) -> 'State': ...\nclass State:\n    done: bool\n",  # noqa: E501
         "lib/impl.py": "from lib.base import Root\nclass Engine(Root):\n    def run(self, *, fast=False): ...\n",
     }
-    app = "from lib.impl import Engine\ne = Engine()\ne.start(timeout=2)\ne.run(fast=True)\ne.state.done\ne.state.gone\ne.start(wait=1)\ne.halt()\n"
+    app = "from lib.impl import Engine\ne = Engine()\ne.start(timeout=2)\ne.run(fast=True)\ne.state.done\ne.state.gone\ne.start(wait=1)\ne.halt()\n"  # noqa: E501
     assert Pair(tmp_path, lib, app).breaks == [
         (6, "missing-attribute", "gone"),
         (7, "unknown-kwarg", "wait"),
@@ -214,7 +214,7 @@ def test_decorators_keep_replace_or_hide_a_signature(tmp_path):
     pair = Pair(
         tmp_path,
         lib,
-        "from lib.m import *\nfrom lib.m import kept, rewritten, hidden\nkept(b=1)\nrewritten(1, old=2)\nhidden(b=1)\nhidden(a=1)\n",
+        "from lib.m import *\nfrom lib.m import kept, rewritten, hidden\nkept(b=1)\nrewritten(1, old=2)\nhidden(b=1)\nhidden(a=1)\n",  # noqa: E501
     )
     assert pair.breaks == [(3, "missing-required", "a"), (3, "unknown-kwarg", "b")]
     assert [line for line, _ in pair.unresolved] == [4, 5]

@@ -267,7 +267,7 @@ def test_overrides_are_checked_against_the_calls_that_the_provider_makes(tmp_pat
 def test_a_baseline_shows_what_was_renamed_and_what_is_overridden_in_vain(tmp_path):
     body = "\n        for n in range(3):\n            print(n)\n        return ids\n"
     old = {
-        "lib/m.py": f"class M:\n    def get(self, ids):{body}    def hook(self):\n        return 1\ndef f(first, second): ...\n"
+        "lib/m.py": f"class M:\n    def get(self, ids):{body}    def hook(self):\n        return 1\ndef f(first, second): ...\n"  # noqa: E501
     }
     new = {"lib/m.py": f"class M:\n    def fetch(self, ids):{body}def f(first, later): ...\n"}
     Pair(tmp_path / "old", old, "from lib.m import M\n")

@@ -30,7 +30,7 @@ def test_re_exports_stars_and_all_are_followed(tmp_path):
     pair = Pair(
         tmp_path,
         lib,
-        "from lib import one, two, shown\nfrom lib.b import visible\nfrom lib import three\nfrom lib.b import _hidden\n",
+        "from lib import one, two, shown\nfrom lib.b import visible\nfrom lib import three\nfrom lib.b import _hidden\n",  # noqa: E501
     )
     assert pair.breaks == [(3, "moved-symbol", "now at lib.a"), (4, "moved-symbol", "now at lib.c")]
 
@@ -132,6 +132,6 @@ def test_what_a_build_makes_is_unresolved_not_missing(tmp_path):
 
 def test_relative_and_local_imports_and_aliases(tmp_path):
     lib = {"lib/sub/__init__.py": "from . import inner as core\n", "lib/sub/inner.py": "def f(a): ...\n"}
-    app = "import lib.sub as s\ndef g():\n    from lib.sub import core\n    core.f(1)\n    s.core.f(b=2)\n    s.inner.gone()\n"
+    app = "import lib.sub as s\ndef g():\n    from lib.sub import core\n    core.f(1)\n    s.core.f(b=2)\n    s.inner.gone()\n"  # noqa: E501
     pair = Pair(tmp_path, lib, app)
     assert pair.breaks == [(5, "missing-required", "a"), (5, "unknown-kwarg", "b"), (6, "missing-attribute", "gone")]

@@ -46,7 +46,7 @@ def test_every_way_to_install_is_read(tmp_path, how):
         write(
             site,
             {
-                "__editable___lib_1_0_finder.py": f"MAPPING: dict[str, str] = {{'lib': {str(source / 'lib')!r}}}\nNAMESPACES = {{}}\n"
+                "__editable___lib_1_0_finder.py": f"MAPPING: dict[str, str] = {{'lib': {str(source / 'lib')!r}}}\nNAMESPACES = {{}}\n"  # noqa: E501
             },
         )
     elif how == "egg-link":
@@ -118,7 +118,7 @@ def test_a_broken_consumer_file_is_told_and_the_rest_audited(tmp_path, name):
 
 def test_one_broken_function_leaves_the_others_known(tmp_path):
     lib = {
-        "lib/m.py": "def ok(a): ...\nclass C:\n    def bad(self):\n        return (\n    def good(self, b): ...\ndef late(c): ...\n"
+        "lib/m.py": "def ok(a): ...\nclass C:\n    def bad(self):\n        return (\n    def good(self, b): ...\ndef late(c): ...\n"  # noqa: E501
     }
     pair = Pair(tmp_path, lib, "from lib.m import ok, late\nok()\nlate()\n")
     assert [(line, detail) for line, _kind, detail in pair.breaks] == [(2, "a"), (3, "c")]
@@ -141,9 +141,9 @@ def test_a_consumer_without_any_use_has_no_sites(tmp_path):
 
 def test_splitting_a_file_keeps_every_definition_and_line(tmp_path):
     text = (
-        '"""Doc\ndef not_this(): pass\n"""\nimport os\n@deco(\n    1,\n)\nclass A(B,\n        C):\n    """x\n    def nor_this(self): pass\n    """\n'
-        "    x: int = 1\n    @property\n    def p(self):\n        return '''\nclass No: pass\n'''\n    async def q(self): ...\n"
-        "if os:\n    def inner(): ...\nelse:\n    def inner(): ...\nY = [\n'a',\n'b']\ndef last(): return 1  # def no(): pass\n"
+        '"""Doc\ndef not_this(): pass\n"""\nimport os\n@deco(\n    1,\n)\nclass A(B,\n        C):\n    """x\n    def nor_this(self): pass\n    """\n'  # noqa: E501
+        "    x: int = 1\n    @property\n    def p(self):\n        return '''\nclass No: pass\n'''\n    async def q(self): ...\n"  # noqa: E501
+        "if os:\n    def inner(): ...\nelse:\n    def inner(): ...\nY = [\n'a',\n'b']\ndef last(): return 1  # def no(): pass\n"  # noqa: E501
     )
     source = Source(text, "x.py")
     body = module_body(source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 from remoteops.agent.audit.classes import Classes
 from remoteops.agent.audit.index import ClassInfo, Index, Symbol
@@ -22,6 +22,7 @@ from remoteops.agent.audit.values import (
     Unknown,
     Value,
     join,
+    options,
 )
 
 SEQUENCES = {
@@ -122,7 +123,7 @@ class Annotations:
                 return Sequence("tuple", None, of(parts[0]))
             return Sequence("tuple", tuple(of(p) for p in parts))
         if name in ("type", "Type"):
-            options = of(parts[0])
+            described = of(parts[0])
             return join(
                 [
                     ClassValue(o.info, False)
@@ -130,7 +131,7 @@ class Annotations:
                     else External(o.dotted, o.reach)
                     if isinstance(o, ExternalInstance)
                     else UNKNOWN
-                    for o in (options.options if hasattr(options, "options") else (options,))
+                    for o in options(described)
                 ]
             )
         if name == "Literal":
@@ -228,7 +229,9 @@ class Annotations:
         return found
 
     def match(self, pattern: Optional[ast.expr], value: Value, names: List[str], into: Bindings) -> None:
-        """Binds type variables of a parameter's annotation to an argument: ``T`` and ``type[T]``, ``list[T]``, ``Callable[..., T]``."""
+        """Binds type variables of a parameter's annotation to an argument: ``T`` and ``type[T]``, ``list[T]``,
+        ``Callable[..., T]``.
+        """
         if pattern is None:
             return
         if isinstance(pattern, ast.Name) and pattern.id in names:
@@ -249,8 +252,3 @@ class Annotations:
                 self.match(inner.elts[0] if isinstance(inner, ast.Tuple) else inner, value, names, into)
             elif outer == "Callable" and isinstance(inner, ast.Tuple) and isinstance(value, CallableValue):
                 self.match(inner.elts[-1], value.result, names, into)
-
-
-def pair(value: Value) -> Tuple[Value, ...]:
-    """The options of a value."""
-    return value.options if hasattr(value, "options") else (value,)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Callable, Dict, List, Optional
 
-from remoteops.agent.audit.classes import Member, base_names
+from remoteops.agent.audit.bases import base_names
+from remoteops.agent.audit.classes import Member
 from remoteops.agent.audit.constructors import Constructors
 from remoteops.agent.audit.decorators import Decorators
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo

@@ -7,15 +7,21 @@ import collections.abc
 import importlib
 from typing import Dict, Optional, Set, Tuple
 
-# External bases that add no public attribute of their own, or whose attributes are known here. A class that derives from any
-# other external class is open: what it has cannot be told.
+# External bases that add no public attribute of their own, or whose attributes are known here. A class that derives
+# from any other external class is open: what it has cannot be told.
 _MODULE_NAMES = (
-    "T_destination call_super_init dump_patches training add_module apply bfloat16 buffers children compile cpu cuda double eval "
-    "extra_repr float forward get_buffer get_extra_state get_parameter get_submodule half ipu load_state_dict modules mtia "
-    "named_buffers named_children named_modules named_parameters parameters register_backward_hook register_buffer "
-    "register_forward_hook register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook "
-    "register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter "
-    "register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule share_memory "
+    "T_destination call_super_init dump_patches training add_module apply bfloat16 buffers children compile cpu cuda "
+    "double eval "
+    "extra_repr float forward get_buffer get_extra_state get_parameter get_submodule half ipu "
+    "load_state_dict modules mtia "
+    "named_buffers named_children named_modules named_parameters parameters register_backward_hook "
+    "register_buffer "
+    "register_forward_hook register_forward_pre_hook register_full_backward_hook "
+    "register_full_backward_pre_hook "
+    "register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module "
+    "register_parameter "
+    "register_state_dict_post_hook register_state_dict_pre_hook requires_grad_ set_extra_state "
+    "set_submodule share_memory "
     "state_dict to to_empty train type xpu zero_grad"
 ).split()
 
@@ -41,9 +47,12 @@ KNOWN_BASES: Dict[str, Tuple[str, ...]] = {
     "torch.nn.modules.module.Module": tuple(_MODULE_NAMES),
     "msgspec.Struct": ("__struct_fields__", "__struct_config__"),
     "pydantic.BaseModel": tuple(
-        "construct copy dict from_orm json parse_file parse_obj parse_raw schema schema_json update_forward_refs validate model_computed_fields "
-        "model_config model_construct model_copy model_dump model_dump_json model_extra model_fields model_fields_set model_json_schema "
-        "model_parametrized_name model_post_init model_rebuild model_validate model_validate_json model_validate_strings __fields__".split()
+        "construct copy dict from_orm json parse_file parse_obj parse_raw schema schema_json "
+        "update_forward_refs validate model_computed_fields "
+        "model_config model_construct model_copy model_dump model_dump_json model_extra model_fields "
+        "model_fields_set model_json_schema "
+        "model_parametrized_name model_post_init model_rebuild model_validate model_validate_json "
+        "model_validate_strings __fields__".split()
     ),
 }
 for _enum in ("IntEnum", "StrEnum", "Flag", "IntFlag"):
@@ -81,7 +90,9 @@ def known_base(name: str) -> bool:
 
 
 def _standard(name: str) -> Optional[type]:
-    """A class of Python's own library by dotted name, from the few modules that are safe to load and often derived from."""
+    """A class of Python's own library by dotted name, from the few modules that are safe to load and often derived
+    from.
+    """
     module, _, last = name.rpartition(".")
     if module == "typing" and hasattr(collections.abc, last):
         module = "collections.abc"

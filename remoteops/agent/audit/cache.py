@@ -1,6 +1,7 @@
 """The result of an audit, kept until any file that it looked at changes.
 
-A stored document is used again only if every folder listed and every file read still has the same size, times and inode, and the
+A stored document is used again only if every folder listed and every file read still has the same size, times and
+inode, and the
 request is the same. A damaged or foreign cache file counts as none. Files are written beside and renamed.
 """
 

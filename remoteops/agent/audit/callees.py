@@ -21,7 +21,9 @@ from remoteops.agent.audit.values import (
 
 
 class Callee(NamedTuple):
-    """A callable as a call meets it: its parameters (None: not known, ``reason`` says why) and where they are written."""
+    """A callable as a call meets it: its parameters (None: not known, ``reason`` says why) and where they are
+    written.
+    """
 
     signature: Optional[Signature]
     symbol: str
@@ -106,7 +108,9 @@ class Callees(Calls):
         return Callee(signature, symbol, "", place[0], place[1], function, reach)
 
     def shape(self, node: ast.Call, callee: Callee, scope: Any) -> Arguments:
-        """The arguments of a call, with those a partial has filled already and ``**kwargs`` of known keys spelled out."""
+        """The arguments of a call, with those a partial has filled already and ``**kwargs`` of known keys spelled
+        out.
+        """
         shape = arguments_of(node)
         count, names = callee.extra
         if shape.double_star:

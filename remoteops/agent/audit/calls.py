@@ -141,7 +141,8 @@ class Calls(Known):
         return value
 
     def carried_through(self, declared: Value, arguments: Dict[str, Value]) -> Value:
-        """A declared external type made precise: given an object of a class derived from it, a function most likely returns that.
+        """A declared external type made precise: given an object of a class derived from it, a function most likely
+        returns that.
 
         ``def wrap(m: nn.Module) -> nn.Module``, called with a ``Layer(nn.Module)``, gives a ``Layer``.
         """
@@ -183,7 +184,7 @@ class Calls(Known):
             elif isinstance(option, ExternalInstance) and option.dotted.rsplit(".", 1)[-1] in CONTAINERS:
                 found.append(option._replace(items=join(carried)))
             elif isinstance(option, ExternalInstance):
-                same = [c for c in carried if option.dotted in self.classes.lineage(c.info).external]
+                same: List[Value] = [c for c in carried if option.dotted in self.classes.lineage(c.info).external]
                 found.extend(same or [option])
             else:
                 found.append(option)

@@ -31,7 +31,9 @@ _OBJECT = set(dir(object)) | {
 
 
 class Member(NamedTuple):
-    """``kind``: method, class, field (class-level annotation without value), value (class-level assignment), attribute (set in a method)."""
+    """``kind``: method, class, field (class-level annotation without value), value (class-level assignment),
+    attribute (set in a method).
+    """
 
     kind: str
     name: str
@@ -209,9 +211,9 @@ class Classes:
 
     def own(self, info: ClassInfo, name: str) -> List[Member]:
         """What the class body itself defines under a name (not what its methods set)."""
-        table: Dict[str, List[Member]] = info.facts.get("own")  # type: ignore[assignment]
-        if table is None:
-            table = {}
+        table: Dict[str, List[Member]] = info.facts.setdefault("own", {})  # type: ignore[assignment]
+        if "own done" not in info.facts:
+            info.facts["own done"] = True
             body = info.unit.body()
             for unit in body.units:
                 table.setdefault(unit.name, []).append(
@@ -235,25 +237,20 @@ class Classes:
                         table.setdefault(target, []).append(Member("value", target, info, node=statement))
             for slot in stores.slots(body.statements):
                 table.setdefault(slot, []).append(Member("field", slot, info))
-            info.facts["own"] = table
         return table.get(name, [])
 
     def own_names(self, info: ClassInfo) -> List[str]:
         self.own(info, "")
-        return list(info.facts["own"])  # type: ignore[call-overload]
+        table: Dict[str, List[Member]] = info.facts["own"]  # type: ignore[assignment]
+        return list(table)
 
     def effective(self, members: List[Member]) -> Optional[Member]:
-        """The member that counts at run time: the last one that is no ``@overload`` (the getter of a property, not its setter)."""
+        """The member that counts at run time: the last one that is no ``@overload`` (the getter of a property, not
+        its setter).
+        """
         methods = [m for m in members if m.kind == "method" and m.unit is not None and not is_overload(m.unit)]
         if methods:
-            getters = [
-                m
-                for m in methods
-                if not re.search(
-                    r"@\w+\.(?:setter|deleter)\b",
-                    m.unit.source.masked[m.unit.start : m.unit.start + 200].split("def ")[0],
-                )
-            ]  # type: ignore[union-attr]
+            getters = [m for m in methods if m.unit is not None and not _is_setter(m.unit)]
             return (getters or methods)[-1]
         return members[-1] if members else None
 
@@ -284,7 +281,8 @@ class Classes:
             return
         masked = klass.unit.source.masked
         word = re.escape(name)
-        # `x.name =`, `x.name: T`, `x.name +=`, and as one of several targets: `a, x.name = `, `(\n x.name,\n) = `, `for x.name in`.
+        # `x.name =`, `x.name: T`, `x.name +=`, and as one of several targets: `a, x.name = `, `(\n x.name,\n) = `,
+        # `for x.name in`.
         setting = re.compile(
             r"\.%s\s*(?::[^=\n]|=(?!=)|[-+*/|&^%%@]{1,2}=)|\.%s\s*[,)\]][^=\n]*(?<![=!<>])=(?!=)|\.%s\s*(?: in\b|:\n)"
             % (word, word, word)
@@ -318,7 +316,9 @@ class Classes:
         return bool(self.own_assigned(klass, name))
 
     def fallback(self, info: ClassInfo) -> str:
-        """Why any attribute may exist on instances (``__getattr__``, setattr with computed names …), or an empty string."""
+        """Why any attribute may exist on instances (``__getattr__``, setattr with computed names …), or an empty
+        string.
+        """
         if "fallback" not in info.facts:
             info.facts["fallback"] = self._fallback(info)
         return str(info.facts["fallback"])
@@ -359,9 +359,6 @@ class Classes:
         reason = self.fallback(info)
         return (None, reason) if reason else (False, "")
 
-    def methods(self, info: ClassInfo) -> List[Unit]:
-        return [u for u in info.unit.body().units if u.kind == "def"]
-
     def function(self, member: Member) -> Optional[FunctionInfo]:
         if member.kind != "method" or member.unit is None:
             return None
@@ -384,6 +381,12 @@ def _merge(lists: List[List[ClassInfo]]) -> List[ClassInfo]:
         pending = [[c for c in line if c is not head] for line in pending]
         pending = [line for line in pending if line]
     return order
+
+
+def _is_setter(unit: Unit) -> bool:
+    masked = unit.source.masked
+    decorators = masked[unit.start : max(masked.find("def ", unit.start, unit.end), unit.start)]
+    return re.search(r"@\w+\.(?:setter|deleter)\b", decorators) is not None
 
 
 def _local_definition(function: FunctionInfo, name: str) -> Optional[ast.stmt]:

@@ -153,7 +153,7 @@ class Conditions(Evaluator):
         if isinstance(test, ast.BoolOp):
             if isinstance(test.op, ast.And) is truth:
                 outcomes = [self.narrow(part, truth, scope) for part in test.values]
-            return all(outcomes)
+                return all(outcomes)
             return True
         if isinstance(test, ast.NamedExpr):
             return self.narrow(test.target, truth, scope)

@@ -42,7 +42,9 @@ MISSING = "?"
 
 
 class Field(NamedTuple):
-    """One field of a generated constructor. ``default`` None: required; ``extra``: ``initvar`` where it is no attribute."""
+    """One field of a generated constructor. ``default`` None: required; ``extra``: ``initvar`` where it is no
+    attribute.
+    """
 
     name: str
     default: Optional[str]
@@ -78,7 +80,9 @@ class Constructors:
         return info.facts["constructor"]  # type: ignore[return-value]
 
     def family(self, info: ClassInfo) -> str:
-        """What makes the constructor of this class if it has no explicit one: plain, dataclass, pydantic, attrs, model, struct, tuple, typed-dict."""
+        """What makes the constructor of this class if it has no explicit one: plain, dataclass, pydantic, attrs,
+        model, struct, tuple, typed-dict.
+        """
         recipe = self.decorators.recipe(info)
         if recipe.family != "plain":
             return recipe.family

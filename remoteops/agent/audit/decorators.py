@@ -178,7 +178,9 @@ class Decorators:
         return Recipe(doubt=doubt or text, open=opened or ("" if found else text))
 
     def _returned(self, node: FunctionNode, outer: FunctionNode, module: Module, depth: int) -> List[Recipe]:
-        """Recipes of everything a decorator function may return; a plain recipe means that the class comes back as it was."""
+        """Recipes of everything a decorator function may return; a plain recipe means that the class comes back as
+        it was.
+        """
         found: List[Recipe] = []
         local = {s.name: s for s in walk_shallow(outer.body) if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef))}
         local.update(

@@ -1,7 +1,9 @@
 """Functions of the consumer that are put in the place of a provider's method, judged over every class they may meet.
 
-``base.forward = types.MethodType(patched, base)``: inside ``patched``, ``self`` is whatever ``base`` was. Where its class is
-chosen at run time, all classes that can stand there are tried: those that the flow found, else those of the provider that have
+``base.forward = types.MethodType(patched, base)``: inside ``patched``, ``self`` is whatever ``base`` was. Where its
+class is
+chosen at run time, all classes that can stand there are tried: those that the flow found, else those of the
+provider that have
 the method, hang under the same attribute, and have most of what the function asks of ``self``.
 """
 
@@ -90,7 +92,9 @@ class Ducks:
     def _plausible(
         self, function: FunctionInfo, classes: List[ClassInfo], method: str, given: Set[str]
     ) -> List[ClassInfo]:
-        """Without those that lack the replaced method or most of what is asked of them: the function was not written for them."""
+        """Without those that lack the replaced method or most of what is asked of them: the function was not
+        written for them.
+        """
         asked = self._asked(function, given)
         needed = round(len(asked) * ENOUGH)
         has = self.recorder.classes.has
@@ -135,7 +139,9 @@ class Ducks:
             at = store.scope.enclosing().node
             name = ast.dump(store.node.value)
             for node in ast.walk(at) if at is not None else []:
-                for target in node.targets if isinstance(node, ast.Assign) else []:
+                if not isinstance(node, ast.Assign):
+                    continue
+                for target in node.targets:
                     if isinstance(target, ast.Attribute) and ast.dump(target.value) == name:
                         found[target.attr] = self.recorder.quiet(node.value, store.scope)
             found.setdefault(store.node.attr, UNKNOWN)

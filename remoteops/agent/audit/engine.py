@@ -1,4 +1,6 @@
-"""The audit of a pair: request in, remoteops.probe/1 document out. Standard library only; nothing is imported or run."""
+"""The audit of a pair: request in, remoteops.probe/1 document out. Standard library only; nothing is imported or
+run.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ SCHEMA = "remoteops.probe/1"
 def audit(request: Dict[str, Any]) -> Dict[str, Any]:
     """Audits ``request["consumer"]`` against ``request["provider"]``.
 
-    Raises AgentError: UsageError for a request without names, MissingPackage and MissingVenv as ``packages.locate`` does.
+    Raises AgentError: UsageError for a request without names, MissingPackage and MissingVenv as ``packages.locate``
+    does.
     """
     started = time.perf_counter()
     folder = request.get("cache_dir")
@@ -92,7 +95,9 @@ def earlier(package: str, path: Optional[str]) -> Optional[Recorder]:
 
 
 def concerned(index: Index, consumer: Tree, provider: str) -> List[Module]:
-    """Modules of the consumer that name the provider, and those that import from them (so that objects are followed)."""
+    """Modules of the consumer that name the provider, and those that import from them (so that objects are
+    followed).
+    """
     needle = provider.encode()
     texts = {name: index.data(consumer, path) for name, path in consumer.files()}
     found = {name for name, text in texts.items() if needle in text}

@@ -1,4 +1,6 @@
-"""Expressions to values, on demand: names are looked up, assignments and returned expressions followed where asked for."""
+"""Expressions to values, on demand: names are looked up, assignments and returned expressions followed where asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -181,8 +183,8 @@ class Evaluator(Callees):
         if isinstance(node, ast.Starred):
             return self.evaluate(node.value, scope)
         if isinstance(node, ast.Slice):
-            for part in (node.lower, node.upper, node.step):
-                self.evaluate(part, scope)
+            for bound in (node.lower, node.upper, node.step):
+                self.evaluate(bound, scope)
         return UNKNOWN
 
     def eval_attribute(self, node: ast.Attribute, scope: Scope) -> Value:

@@ -26,16 +26,9 @@ from remoteops.agent.audit.values import (
 )
 
 IMPORTS = frozenset({"ImportError", "ModuleNotFoundError"})
-CAUGHT = (
-    "ImportError",
-    "ModuleNotFoundError",
-    "AttributeError",
-    "TypeError",
-    "ValidationError",
-    "ValueError",
-    "RuntimeError",
-    "Exception",
-    "BaseException",
+CAUGHT = tuple(
+    "ImportError ModuleNotFoundError AttributeError TypeError ValidationError ValueError RuntimeError Exception "
+    "BaseException".split()
 )
 
 

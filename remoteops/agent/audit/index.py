@@ -160,7 +160,8 @@ class Index:
             return None
         order = {"class": 0, "def": 0, "from": 1, "import": 1, "assign": 2, "value": 3, "del": 9}
         defined = [b for b in bindings if b.kind in ("class", "def")]
-        ranked = sorted(defined[::-1], key=lambda b: HANDLER in b.guards)
+        defined.reverse()
+        ranked = sorted(defined, key=lambda b: HANDLER in b.guards)
         ranked += sorted(
             [b for b in bindings if b.kind not in ("class", "def", "del")],
             key=lambda b: (HANDLER in b.guards, order[b.kind]),
@@ -242,7 +243,9 @@ class Index:
     def _from_stars(
         self, module: Module, name: str, typing: bool, seen: Set[Tuple[str, str]], fallback: bool
     ) -> Tuple[Optional[Symbol], Optional[Symbol]]:
-        """(found, perhaps found) through ``from x import *``; ``fallback``: those in except clauses, which come last."""
+        """(found, perhaps found) through ``from x import *``; ``fallback``: those in except clauses, which come
+        last.
+        """
         unsure: Optional[Symbol] = None
         for star, guards in module.stars:
             if (HANDLER in guards) is not fallback or (TYPING in guards and not typing and not self._lazy(module)):

@@ -28,7 +28,9 @@ BROAD = {"Exception", "BaseException"}
 
 
 class Store:
-    """A function put in the place of a provider's attribute (``base.forward = …``), or a binding whose receiver is not known."""
+    """A function put in the place of a provider's attribute (``base.forward = …``), or a binding whose receiver is
+    not known.
+    """
 
     def __init__(self, node: ast.Attribute, base: Value, value: Value, scope: FlowScope, site: Optional[Site]) -> None:
         self.node = node
@@ -53,11 +55,14 @@ def _alias_place(node: ast.stmt, alias: ast.alias, module: Module) -> ast.AST:
             place.lineno, place.col_offset = number, found.start()
             place.end_lineno, place.end_col_offset = number, found.end()
             break
-    return place
+    made: ast.AST = place
+    return made
 
 
 class Keeper(Flow):
-    """The walk with its record. ``sites`` is keyed by place, so that a site met twice (two passes, a loop) counts once."""
+    """The walk with its record. ``sites`` is keyed by place, so that a site met twice (two passes, a loop) counts
+    once.
+    """
 
     def __init__(self, index: Index, provider: str) -> None:
         super().__init__(index, provider)

@@ -43,7 +43,9 @@ class Binding:
 
 
 class Module:
-    """A module of the consumer or the provider. ``opaque`` says why its names cannot be known (a compiled file), if so."""
+    """A module of the consumer or the provider. ``opaque`` says why its names cannot be known (a compiled file),
+    if so.
+    """
 
     def __init__(
         self, name: str, tree: Tree, path: str, source: Optional[Source], is_package: bool, opaque: Optional[str] = None
@@ -111,9 +113,9 @@ class Module:
         found: Set[str] = set()
         nodes: List[ast.AST] = list(self.body.statements)
         for unit in self.body.by_name.get("__getattr__", []):
-            node = unit.node()
-            if node is not None:
-                nodes.append(node)
+            definition = unit.node()
+            if definition is not None:
+                nodes.append(definition)
         for node in nodes:
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
@@ -203,12 +205,13 @@ class Module:
                 self._exports(getattr(node, "value", None), replace=True)
         elif isinstance(target, (ast.Tuple, ast.List)):
             value = getattr(node, "value", None)
-            matched = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
+            parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
+            matched = len(parts) == len(target.elts)
             for place, element in enumerate(target.elts):
                 if isinstance(element, ast.Name) and matched:
                     single = ast.Assign(
-                        targets=[element], value=value.elts[place], lineno=node.lineno, col_offset=node.col_offset
-                    )  # type: ignore[union-attr]
+                        targets=[element], value=parts[place], lineno=node.lineno, col_offset=node.col_offset
+                    )
                     self._bind(element.id, Binding("assign", node.lineno, guards, node=single))
                 else:
                     self._values(element, node, guards)

@@ -27,7 +27,9 @@ from remoteops.agent.audit.values import (
 
 
 class Hit(NamedTuple):
-    """One option of a receiver, judged. ``status``: found, missing, unsure, partly (``lacking`` of ``among`` derived classes). ``target``: the dotted place of the definition."""
+    """One option of a receiver, judged. ``status``: found, missing, unsure, partly (``lacking`` of ``among``
+    derived classes). ``target``: the dotted place of the definition.
+    """
 
     option: Value
     status: str

@@ -24,7 +24,9 @@ class Moved:
         self._symbols: Dict[str, Optional[Dict[str, str]]] = {}
 
     def symbol(self, dotted: str) -> Optional[Dict[str, str]]:
-        """{"symbol": new dotted path, "at": "path:line"} of a module-level name, or None. Of several places the nearest."""
+        """{"symbol": new dotted path, "at": "path:line"} of a module-level name, or None. Of several places the
+        nearest.
+        """
         if dotted not in self._symbols:
             self._symbols[dotted] = self._symbol(dotted)
         return self._symbols[dotted]
@@ -95,7 +97,9 @@ class Moved:
         return {"symbol": found[0][0], "at": tree.relative(found[0][1]) + ":1"}
 
     def attribute(self, site: Site, name: str) -> Optional[Dict[str, str]]:
-        """The new name of a missing attribute: a member of the class whose body is that of the old one in the baseline."""
+        """The new name of a missing attribute: a member of the class whose body is that of the old one in the
+        baseline.
+        """
         if self.baseline is None or site.receiver is None:
             return None
         for option in options(site.receiver):

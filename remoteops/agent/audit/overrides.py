@@ -36,7 +36,9 @@ class Overrides:
         self.classes = recorder.classes
 
     def judge(self) -> None:
-        """Checks every class of the consumer that derives from the provider, and every function put in a provider's place."""
+        """Checks every class of the consumer that derives from the provider, and every function put in a
+        provider's place.
+        """
         made = self._instantiated()
         derived: Set[int] = set()
         for info in self.recorder.classes_met.values():
@@ -133,7 +135,9 @@ class Overrides:
         return None
 
     def _calls(self, bases: List[ClassInfo], name: str) -> Iterator[Tuple[str, ast.Call]]:
-        """Calls ``self.name(…)`` in the provider's base classes, and ``x.name(…)`` elsewhere where x is known to be one of them."""
+        """Calls ``self.name(…)`` in the provider's base classes, and ``x.name(…)`` elsewhere where x is known to
+        be one of them.
+        """
         for base in bases:
             for unit in base.unit.body().units:
                 if unit.kind == "def" and ".%s(" % name in unit.text:

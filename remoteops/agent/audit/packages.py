@@ -20,7 +20,8 @@ def locate(package: str, path: Optional[str] = None, venv: Optional[str] = None)
     """The package in ``path`` (a folder holding it, the package itself, or an archive) or in a venv's site-packages.
 
     Without either, the running interpreter's own path is searched.
-    Raises AgentError(MissingPackage) naming the places that were searched, AgentError(MissingVenv) for a folder that is no venv.
+    Raises AgentError(MissingPackage) naming the places that were searched, AgentError(MissingVenv) for a folder
+    that is no venv.
     """
     tried: List[str] = []
     if path is not None:
@@ -181,9 +182,10 @@ def _finder_targets(package: str, text: str) -> List[str]:
             if isinstance(node, ast.AnnAssign)
             else None
         )
-        if isinstance(target, ast.Name) and target.id in ("MAPPING", "NAMESPACES") and node.value is not None:  # type: ignore[attr-defined]
+        value = getattr(node, "value", None)
+        if isinstance(target, ast.Name) and target.id in ("MAPPING", "NAMESPACES") and value is not None:
             try:
-                mapping = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+                mapping = ast.literal_eval(value)
             except ValueError:
                 continue
             entry = mapping.get(package) if isinstance(mapping, dict) else None

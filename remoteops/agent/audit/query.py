@@ -21,7 +21,9 @@ from remoteops.agent.audit.values import ClassValue, FunctionValue, Instance
 
 
 class Context:
-    """``sites`` in source order; ``undecided`` and ``extra`` are filled by later layers (entries of ``unresolved``, keys of the document)."""
+    """``sites`` in source order; ``undecided`` and ``extra`` are filled by later layers (entries of
+    ``unresolved``, keys of the document).
+    """
 
     def __init__(
         self,

@@ -247,7 +247,9 @@ class Recorder(Keeper):
     def _override_problems(
         self, failing: List[Tuple[Callee, Outcome]], total: int, everywhere: bool
     ) -> Tuple[Problem, ...]:
-        """A function that stands in for a method calls what some of the classes it meets do not take: one problem a parameter."""
+        """A function that stands in for a method calls what some of the classes it meets do not take: one problem
+        a parameter.
+        """
         grouped: Dict[str, List[Tuple[Callee, Outcome]]] = {}
         for callee, outcome in failing:
             for problem in outcome.problems:

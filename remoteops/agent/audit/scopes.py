@@ -112,9 +112,9 @@ class Scope:
                 return self.arguments[name]
             reach = self.evaluator.in_provider(self.module)
             declared = self.evaluator.annotation(argument.annotation, self.module, self.owner, receiver=self.receiver)
-            passed = function.facts.get("passed", {})
-            if declared == UNKNOWN and name in passed:  # type: ignore[operator]
-                return passed[name]  # type: ignore[index]
+            passed: Dict[str, Value] = function.facts.get("passed", {})  # type: ignore[assignment]
+            if declared == UNKNOWN and name in passed:
+                return passed[name]
             if isinstance(declared, (Unknown, External, ExternalInstance)):
                 default = _default_of(arguments, argument)
                 value = (
@@ -146,7 +146,9 @@ def _default_of(arguments: ast.arguments, wanted: ast.arg) -> Optional[ast.expr]
 
 
 def binding_table(body: List[ast.stmt]) -> Dict[str, List[Tuple[str, ast.AST]]]:
-    """Name -> (kind, node) of everything in a function body that binds it; nested functions are entries, not looked into."""
+    """Name -> (kind, node) of everything in a function body that binds it; nested functions are entries, not
+    looked into.
+    """
     table: Dict[str, List[Tuple[str, ast.AST]]] = {}
 
     def add(kind: str, target: Optional[ast.AST], node: ast.AST) -> None:

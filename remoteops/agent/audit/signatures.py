@@ -37,7 +37,9 @@ class Parameter(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """``doubt`` says why the parameters may be others (an unknown decorator or base), if so; ``ignores_unknown``: extra keywords are dropped."""
+    """``doubt`` says why the parameters may be others (an unknown decorator or base), if so; ``ignores_unknown``:
+    extra keywords are dropped.
+    """
 
     parameters: Tuple[Parameter, ...]
     doubt: str = ""
@@ -78,7 +80,9 @@ class Signature(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """A call: number of plain positional arguments, keyword names, and whether ``*x`` or ``**x`` of unknown content is passed."""
+    """A call: number of plain positional arguments, keyword names, and whether ``*x`` or ``**x`` of unknown
+    content is passed.
+    """
 
     positional: int
     keywords: Tuple[str, ...]
@@ -198,7 +202,7 @@ def arguments_of(call: ast.Call) -> Arguments:
         elif isinstance(keyword.value, ast.Dict) and all(
             isinstance(k, ast.Constant) and isinstance(k.value, str) for k in keyword.value.keys
         ):
-            keywords.extend(k.value for k in keyword.value.keys if isinstance(k, ast.Constant))
+            keywords.extend(str(k.value) for k in keyword.value.keys if isinstance(k, ast.Constant))
         else:
             double = True
     return Arguments(positional, tuple(keywords), star, double)

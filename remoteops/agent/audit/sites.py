@@ -48,7 +48,8 @@ class Problem:
 
 
 class Site:
-    """``kind``: import, call, attribute, string, override, patch. ``symbol``: where the definition stands; ``reached``: the
+    """``kind``: import, call, attribute, string, override, patch. ``symbol``: where the definition stands;
+    ``reached``: the
     dotted path by which the consumer comes to it. ``value``: what the expression evaluates to."""
 
     def __init__(

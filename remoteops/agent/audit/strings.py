@@ -1,7 +1,9 @@
 """Names in strings: methods that are called by name on other objects, and classes given by dotted path.
 
-A parameter that takes a name is recognised in the provider's source: it is declared ``str | Callable``, or the callee does
-``getattr(x, parameter)``. The classes that the name is looked up on are those that define the names which the provider itself
+A parameter that takes a name is recognised in the provider's source: it is declared ``str | Callable``, or the
+callee does
+``getattr(x, parameter)``. The classes that the name is looked up on are those that define the names which the
+provider itself
 passes there. A class path whose keyword the provider uses beside ``__bases__`` is mixed into the class found there.
 """
 

@@ -12,7 +12,9 @@ MAX_CLASSES = 600
 
 
 class Subclasses:
-    """``only`` narrows the answer to one class by its plain name (the architecture that the user runs), where it is among them."""
+    """``only`` narrows the answer to one class by its plain name (the architecture that the user runs), where it
+    is among them.
+    """
 
     def __init__(self, index: Index, classes: Classes, packages: List[str], only: Optional[str] = None) -> None:
         self.index = index
@@ -69,7 +71,9 @@ class Subclasses:
         )
 
     def headers(self) -> List[Tuple[str, str, str]]:
-        """(module, class, text of its bases) of every class at the top level of a module; from the text, nothing is parsed."""
+        """(module, class, text of its bases) of every class at the top level of a module; from the text, nothing
+        is parsed.
+        """
         if self._headers is None:
             pattern = re.compile(rb"[ \t]*(\w+)[ \t]*\(([^:]*)\)[ \t]*:")
             self._headers = []

@@ -196,7 +196,9 @@ class Unit:
         return node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else None
 
     def head(self) -> Optional[FunctionNode]:
-        """A function's decorators, parameters and return annotation, with an empty body (the body is not parsed for it)."""
+        """A function's decorators, parameters and return annotation, with an empty body (the body is not parsed
+        for it).
+        """
         if self._parsed:
             return self.function()
         if self._head is None:

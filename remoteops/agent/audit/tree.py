@@ -55,7 +55,9 @@ class Tree:
         return self._members.get(folder, {})
 
     def find(self, module: str) -> Optional[Tuple[str, str]]:
-        """(kind, path) of a module by dotted name: kind is ``package``, ``module``, ``stub``, ``extension`` or ``namespace``."""
+        """(kind, path) of a module by dotted name: kind is ``package``, ``module``, ``stub``, ``extension`` or
+        ``namespace``.
+        """
         parts = module.split(".")
         if parts[0] != self.package:
             return None

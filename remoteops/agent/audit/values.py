@@ -9,7 +9,9 @@ from remoteops.agent.audit.modules import Module
 
 
 class Unknown(NamedTuple):
-    """Nothing is known. ``reach``: it came out of the provider, so that what is done with it is a site; ``via`` says how."""
+    """Nothing is known. ``reach``: it came out of the provider, so that what is done with it is a site; ``via``
+    says how.
+    """
 
     reach: bool = False
     via: str = ""
@@ -51,7 +53,9 @@ class ClassValue(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """``exact``: made by calling the class; else an object of it or of a subclass. ``items``: what a container yields."""
+    """``exact``: made by calling the class; else an object of it or of a subclass. ``items``: what a container
+    yields.
+    """
 
     info: ClassInfo
     exact: bool = False
@@ -141,7 +145,9 @@ MAX_PARTS = 6
 
 
 def key(value: Value, depth: int = 0) -> Any:
-    """Something hashable by which two values count as the same. Bounded: what differs only deep inside counts as the same."""
+    """Something hashable by which two values count as the same. Bounded: what differs only deep inside counts as
+    the same.
+    """
     if depth > MAX_DEPTH:
         return type(value).__name__
     below = depth + 1

@@ -54,7 +54,9 @@ def _version_key(value: Value) -> Optional[Tuple[Any, ...]]:
 
 
 def version_key(text: str) -> Optional[Tuple[Any, ...]]:
-    """A sort key for a release number as PEP 440 orders it (dev < a < b < rc < release < post); None for something else."""
+    """A sort key for a release number as PEP 440 orders it (dev < a < b < rc < release < post); None for something
+    else.
+    """
     import re
 
     match = re.match(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from remoteops.agent.audit.modules import Module, last_name
 from remoteops.agent.audit.syntax import FunctionNode, walk_shallow
 
 
 class Recipe(NamedTuple):
-    """How a class gets its constructor. ``family``: plain, dataclass, pydantic, attrs. ``extra``: pydantic's setting, if given.
+    """How a class gets its constructor. ``family``: plain, dataclass, pydantic, attrs. ``extra``: pydantic's
+    setting, if given.
     ``doubt``: why the constructor may be another one, ``open``: why there may be more attributes, if so."""
 
     family: str = "plain"
@@ -44,7 +45,8 @@ def rewrites(node: ast.AST, name: str) -> bool:
 def wrapper(node: FunctionNode, applied: int, depth: int = 0) -> Any:
     """The function that a decorator puts in place, ``identity``, or None where that was not followed.
 
-    ``applied``: how often the decorator's name and its results are still called: once for ``@d``, twice for ``@d(...)``.
+    ``applied``: how often the decorator's name and its results are still called: once for ``@d``, twice for
+    ``@d(...)``.
     """
     if depth > 4:
         return None
@@ -84,7 +86,8 @@ def with_options(
     for keyword in call.keywords if call is not None else []:
         value = keyword.value
         if keyword.arg in ("init", "kw_only", "auto_attribs") and isinstance(value, ast.Constant):
-            recipe = recipe._replace(**{keyword.arg: bool(value.value)})
+            changed: Dict[str, Any] = {keyword.arg: bool(value.value)}
+            recipe = recipe._replace(**changed)
         elif keyword.arg == "config":
             extra = extra_setting(value, outer, module)
             recipe = recipe._replace(extra=extra or recipe.extra)
