@@ -45,7 +45,7 @@ def fab(*arguments: str, program: str = "fab", cwd: Path = ROOT, timeout: float 
         text=True,
         timeout=timeout,
     )
-    assert "Traceback (most recent call last)" not in done.stderr + done.stdout
+    assert "Traceback (most recent call last)" not in done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
 
 

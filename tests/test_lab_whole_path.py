@@ -119,7 +119,7 @@ def test_a_second_run_is_refused_while_one_goes_on_and_stop_ends_it(patched: Non
         stopped = fab("stop", run, "--yes", "--grace", "20", "--json")
     assert stopped.code == 0
     assert stopped.document["state"] in ("stopped", "done")
-    assert fab("status", run).code == (1 if stopped.document["state"] == "stopped" else 0)
+    assert fab("status", run, "--json").document["state"] == stopped.document["state"]
 
 
 def test_a_run_goes_on_when_sshd_is_killed_and_tail_logs_picks_it_up(patched: None) -> None:
@@ -135,26 +135,27 @@ def test_a_run_goes_on_when_sshd_is_killed_and_tail_logs_picks_it_up(patched: No
     assert fab("status", run, "--json").document["state"] == "done"
 
 
-def test_following_survives_an_sshd_that_is_killed_under_it(patched: None) -> None:
+def test_following_survives_an_sshd_that_is_killed_under_it(patched: None, tmp_path: Path) -> None:
     from remoteops.lab.place import Place
 
     started = fab("extract", "--samples", "5", "--detach", "--json")
     run = started.document["run"]
     script = Path(sys.executable).with_name("fab")
-    follower = subprocess.Popen(
-        [str(script), "tail-logs", run, "--lines", "all"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
-        time.sleep(3)
-        _kill_sshd(Place("seed"))
-        assert fab("lab.up").code == 0
-        out, err = follower.communicate(timeout=600)
-    finally:
-        follower.kill()
-        follower.communicate()
-    assert follower.returncode == 0, err.decode()
-    whole = fab("tail-logs", run, "--lines", "all").out
-    assert out.decode() == whole
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
+        argv = [str(script), "tail-logs", run, "--lines", "all"]
+        follower = subprocess.Popen(argv, cwd=ROOT, stdout=out, stderr=err)
+        try:
+            deadline = time.monotonic() + 60
+            while b"following" not in (tmp_path / "err").read_bytes() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            _kill_sshd(Place("seed"))
+            assert fab("lab.up").code == 0
+            assert follower.wait(timeout=600) == 0, (tmp_path / "err").read_text()
+        finally:
+            follower.kill()
+            follower.wait()
+    assert "lost" in (tmp_path / "err").read_text()
+    assert (tmp_path / "out").read_text() == fab("tail-logs", run, "--lines", "all").out
 
 
 def _kill_sshd(place) -> None:  # type: ignore[no-untyped-def]
