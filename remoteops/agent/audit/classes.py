@@ -280,18 +280,14 @@ class Classes:
         if not klass.unit.mentions(name):
             return
         masked = klass.unit.source.masked
-        word = re.escape(name)
-        # `x.name =`, `x.name: T`, `x.name +=`, and as one of several targets: `a, x.name = `, `(\n x.name,\n) = `,
-        # `for x.name in`.
-        setting = re.compile(
-            r"\.%s\s*(?::[^=\n]|=(?!=)|[-+*/|&^%%@]{1,2}=)|\.%s\s*[,)\]][^=\n]*(?<![=!<>])=(?!=)|\.%s\s*(?: in\b|:\n)"
-            % (word, word, word)
-        )
-        spread = re.compile(r"^[ \t]*[\])]\s*=(?!=)", re.M)
+        setting = stores.pattern(name)
         for unit in klass.unit.body().units:
             if unit.kind != "def" or not unit.mentions(name):
                 continue
-            if not any(p.search(masked, unit.start, unit.end) for p in (setting, spread, stores.NAMED)):
+            quoted = stores.NAMED.search(masked, unit.start, unit.end) and (
+                unit.mentions('"%s"' % name) or unit.mentions("'%s'" % name)
+            )
+            if not quoted and not setting.search(masked, unit.start, unit.end):
                 continue
             for node in self._stores(unit).get(name, []):
                 yield Member("attribute", name, klass, node=node, method=unit)
@@ -331,14 +327,8 @@ class Classes:
             for name in ("__getattr__", "__getattribute__"):
                 if self.own(klass, name):
                     return "%s defines %s" % (klass.dotted, name)
-            if not any(klass.unit.mentions(w) for w in ("setattr", "__dict__", "vars(self)")):
-                continue
-            text = klass.unit.source.masked
-            for match in re.compile(
-                r"\bsetattr\s*\(\s*(?:self|cls)\s*,\s*(\S)|\b__dict__\s*\.\s*update\b|\bself\s*\.\s*__dict__\s*=|\bvars\(self\)"
-            ).finditer(text, klass.unit.start, klass.unit.end):
-                if match.group(1) not in ('"', "'") and not (match.group(1) or "").isupper():
-                    return "%s sets attributes under computed names" % klass.dotted
+            if stores.computed(klass.unit):
+                return "%s sets attributes under computed names" % klass.dotted
         return line.open
 
     def has(self, info: ClassInfo, name: str, *, instance: bool = True) -> Tuple[Optional[bool], str]:

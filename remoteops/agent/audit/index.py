@@ -114,6 +114,14 @@ class Index:
             self._cache[key] = self._lookup(module, name, typing, set())
         return self._cache[key]
 
+    def unreadable(self, module: Module) -> str:
+        """Why a name that was not found may still be there: an error anywhere in the file. Parses the whole of it."""
+        module.parse_all()
+        if not module.source.errors:
+            return ""
+        line, message = module.source.errors[0]
+        return "%s:%d: %s" % (module.file, line, message)
+
     def _lookup(self, module: Module, name: str, typing: bool, seen: Set[Tuple[str, str]]) -> Optional[Symbol]:
         if (module.name, name) in seen or len(seen) > MAX_DEPTH:
             return None
@@ -147,7 +155,6 @@ class Index:
             return unsure
         if module.dynamic:
             return Symbol("dynamic", dotted, module=module, reason="%s fills its globals at run time" % module.name)
-        module.parse_all()
         if module.source.errors:
             line, message = module.source.errors[0]
             return Symbol("dynamic", dotted, module=module, reason="%s:%d: %s" % (module.file, line, message))
@@ -292,7 +299,7 @@ class Index:
     def _spelled_out(self, module: Module) -> bool:
         """Whether a lazy module names what it serves: in a table, or in imports for the type checker that mirror it."""
         mirrored = sum(any(TYPING in b.guards for b in bindings) for bindings in module.bindings.values())
-        return not module.dynamic and (mirrored >= MIRROR or sum(1 for _ in lazy.tables(module)) >= MIRROR)
+        return not module.dynamic and (mirrored >= MIRROR or len(lazy.tables(module)) >= MIRROR)
 
     def _dotted(self, module: str, name: str, seen: Set[Tuple[str, str]]) -> Optional[Symbol]:
         target = self.module(module)

@@ -161,6 +161,9 @@ class Keeper(Flow):
         if alias.name == "*":
             return UNKNOWN
         symbol = self.index.lookup(target, alias.name)
+        if symbol is None and self.index.unreadable(target):
+            self.settle(site, S.UNRESOLVED, self.index.unreadable(target))
+            return Unknown(True, reached)
         if symbol is None:
             return self._import_failed(site, reached, "", scope)
         site.symbol = symbol.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Iterator, Optional, Set, Tuple
+from typing import List, Optional, Set, Tuple
 
 from remoteops.agent.audit.modules import Module
 
@@ -14,14 +14,17 @@ def strings(node: Optional[ast.AST]) -> Set[str]:
     return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 
-def tables(module: Module) -> Iterator[Tuple[Optional[str], ast.expr]]:
+def tables(module: Module) -> List[Tuple[str, ast.expr]]:
     """Entries of the dicts that a module spells out at its top level."""
-    for statement in module.body.statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Dict):
-                for key, value in zip(node.keys, node.values):
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        yield key.value, value
+    if module.tables is None:
+        module.tables = []
+        for statement in module.body.statements:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Dict):
+                    for key, value in zip(node.keys, node.values):
+                        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                            module.tables.append((key.value, value))
+    return module.tables
 
 
 def table_target(module: Module, name: str, value: ast.expr) -> Optional[Tuple[str, str]]:

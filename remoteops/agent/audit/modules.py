@@ -64,6 +64,8 @@ class Module:
         self.exports_known = True
         self.replaced = False
         self.dynamic = False
+        self.tables: Optional[List[Tuple[str, ast.expr]]] = None
+        self._strings: Optional[Set[str]] = None
 
     @property
     def file(self) -> str:
@@ -110,6 +112,8 @@ class Module:
 
     def strings(self) -> Set[str]:
         """Every string constant of the top-level statements and of a module-level ``__getattr__``."""
+        if self._strings is not None:
+            return self._strings
         found: Set[str] = set()
         nodes: List[ast.AST] = list(self.body.statements)
         for unit in self.body.by_name.get("__getattr__", []):
@@ -120,6 +124,7 @@ class Module:
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
                     found.add(inner.value)
+        self._strings = found
         return found
 
     def _bind(self, name: str, binding: Binding) -> None:

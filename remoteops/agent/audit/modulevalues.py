@@ -90,6 +90,8 @@ class ModuleValues(Annotations):
     def _of_module(self, option: ModuleValue, name: str) -> Hit:
         symbol = self.index.lookup(option.module, name)
         target = option.module.name + "." + name
+        if symbol is None and self.index.unreadable(option.module):
+            return Hit(option, "unsure", Unknown(True, target), target, self.index.unreadable(option.module))
         if symbol is None:
             return Hit(option, "missing", Unknown(self.in_provider(option.module), target), target)
         reach = self.in_provider(option.module)

@@ -89,7 +89,11 @@ class Scope:
             node = self.function.node if self.function is not None else None
             facts = self.function.facts if self.function is not None else {}
             if "names" not in facts:
-                facts["names"] = binding_table(node.body) if node is not None else {}
+                facts["names"] = (
+                    binding_table(node.body, ":=" in self.function.unit.text)
+                    if node is not None and self.function is not None
+                    else {}
+                )
             self._table = facts["names"]  # type: ignore[assignment]
         return self._table or {}
 
@@ -145,7 +149,7 @@ def _default_of(arguments: ast.arguments, wanted: ast.arg) -> Optional[ast.expr]
     return None
 
 
-def binding_table(body: List[ast.stmt]) -> Dict[str, List[Tuple[str, ast.AST]]]:
+def binding_table(body: List[ast.stmt], walrus: bool = True) -> Dict[str, List[Tuple[str, ast.AST]]]:
     """Name -> (kind, node) of everything in a function body that binds it; nested functions are entries, not
     looked into.
     """
@@ -175,7 +179,7 @@ def binding_table(body: List[ast.stmt]) -> Dict[str, List[Tuple[str, ast.AST]]]:
         elif isinstance(statement, (ast.Import, ast.ImportFrom)):
             for alias in statement.names:
                 table.setdefault((alias.asname or alias.name).split(".")[0], []).append(("import", statement))
-        for expression in _own_expressions(statement):
+        for expression in _own_expressions(statement) if walrus else []:
             for inner in ast.walk(expression):
                 if isinstance(inner, ast.NamedExpr):
                     add("walrus", inner.target, inner)

@@ -7,7 +7,7 @@ import re
 from typing import Dict, Iterator, List, Optional
 
 from remoteops.agent.audit.modules import last_name
-from remoteops.agent.audit.syntax import walk_shallow
+from remoteops.agent.audit.syntax import Unit, walk_shallow
 
 SETTERS = ("setattr", "__setattr__", "register_buffer", "register_parameter", "add_module", "register_module")
 
@@ -39,6 +39,20 @@ def slots(statements: List[ast.stmt]) -> Iterator[str]:
             for node in ast.walk(statement.value):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     yield node.value
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """Matches a statement that may set an attribute of that name: ``x.name =``, ``x.name: T``, ``x.name +=``, one
+    of several
+    targets (``a, x.name =``, also one a line), ``for x.name in``, ``as x.name``."""
+    word = re.escape(name)
+    return re.compile(
+        r"\.%s[ \t]*(?::[ \t]*[^=\s]|=(?!=)|[-+*/|&^%%@]{1,2}=)"
+        r"|^[ \t]*[(\[*]?[\w., \t*\[\]]*\.%s[ \t]*[,)\]][^=(\n]*=(?!=)"
+        r"|^[ \t]*\w+\.%s,?[ \t]*$"
+        r"|\b(?:for|as)[ \t][^\n=]*\.%s\b" % (word, word, word, word),
+        re.M,
+    )
 
 
 def stores_in(function: ast.AST, receiver: str) -> Dict[str, List[ast.AST]]:
@@ -76,3 +90,19 @@ def stores_in(function: ast.AST, receiver: str) -> Dict[str, List[ast.AST]]:
                 ):
                     found.setdefault(target.attr, []).append(node)
     return found
+
+
+_SETS = re.compile(r"setattr\s*\(\s*(?:self|cls)\s*,\s*(\S)|__dict__\s*(?:\.\s*update\b|=(?!=))|vars\(self\)")
+
+
+def computed(unit: Unit) -> bool:
+    """Whether a class sets attributes of its objects under names that are not spelled out."""
+    masked = unit.source.masked
+    for word in ("setattr", "__dict__", "vars(self)"):
+        at = masked.find(word, unit.start, unit.end)
+        while at >= 0:
+            match = _SETS.match(masked, at)
+            if match and match.group(1) not in ('"', "'") and not (match.group(1) or "").isupper():
+                return True
+            at = masked.find(word, at + 1, unit.end)
+    return False

@@ -11,6 +11,7 @@ import re
 import tokenize
 import warnings
 from bisect import bisect_right
+from itertools import accumulate
 from typing import Dict, Iterator, List, Optional, Tuple, Union
 
 MAX_BYTES = 16 * 1024 * 1024
@@ -95,10 +96,8 @@ class Source:
     def line_of(self, offset: int) -> int:
         """1-based line of a character offset."""
         if self._starts is None:
-            starts, at = [0], self.text.find("\n")
-            while at >= 0:
-                starts.append(at + 1)
-                at = self.text.find("\n", at + 1)
+            starts = list(accumulate(map((1).__add__, map(len, self.text.split("\n"))), initial=0))
+            starts.pop()
             self._starts = starts
         return bisect_right(self._starts, offset)
 
