@@ -138,6 +138,8 @@ def main(folder: Path) -> dict[str, Any]:
     stock.ModelConfig = lambda **kw: model_config(**{**kw, "dtype": "float32"})  # "auto" would round to bfloat16
     if hasattr(stock, "mem_get_info"):
         stock.mem_get_info = torch.cuda.mem_get_info
+    if os.environ.get("COMPAT_BLOCK_SIZE"):
+        stock.VLLM_BLOCK_SIZE = int(os.environ["COMPAT_BLOCK_SIZE"])  # newer CPU attention takes multiples of 32 only
     started = time.monotonic()
     generator = stock.VllmHiddenStatesGenerator(str(folder), layer_ids=list(LAYERS), max_model_len=2048)
     loaded = time.monotonic() - started

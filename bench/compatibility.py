@@ -134,6 +134,7 @@ def extract(options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         patched, plan = planned(ours, theirs, Path(folder))
         if options.bare:
+            os.environ["COMPAT_BLOCK_SIZE"] = "32"
             (Path(patched.path) / "speculators" / "__init__.py").write_text("")
         path = os.pathsep.join([patched.path, *([str(options.provider_path)] if options.provider_path else [])])
         env = {
@@ -251,7 +252,7 @@ Made by `bench/compatibility.py`; the figures are in `bench/compatibility.json`.
 
 *breaks*: uses of vLLM that fail for certain, as `fab probe` finds them in the two source trees. *risks*: findings that
 depend on the model or the hardware, or that give wrong data without an error. *after*: the same audit of the consumer
-with the plan of `fab patch` applied. The risks that are left speak of single model classes (`fab probe --model` judges
+with the plan of `fab patch` applied. Risks that are left speak of single model classes (`fab probe --model` judges
 one); a plan can raise their number, because a name that is right for most models is missing in some.
 
 *extraction on the CPU*: a real run in float32 with the stock generator of the patched consumer, 115 prompts (mixed
@@ -259,8 +260,10 @@ lengths, one token, shared prefixes, batches above the token budget, more prompt
 result in the order given) against transformers. The number is the largest relative error: the largest difference in a
 layer over the layer's largest value. Empty: no wheel of that release was run.
 
-(bare): run with an empty `speculators/__init__.py`. The rest of these releases of speculators does not import with
-transformers 5, which these releases of vLLM bring along; that is no matter of vLLM's interface, and no patch of ours.
+(bare): run with an empty `speculators/__init__.py` and cache blocks of 32 tokens. The rest of these releases of
+speculators does not import with transformers 5, which these releases of vLLM bring along, so `fab patch` takes its
+patch back there and says so: that is no matter of vLLM's interface. Blocks of 16 are refused by vLLM's CPU attention
+alone.
 
 speculators 0.4.0 has the same data generation code as 0.4.0.1.
 
