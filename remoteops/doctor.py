@@ -1,4 +1,4 @@
-"""`fab doctor`: each layer between the operator and a run, in order; it stops at the first that fails and says what to do.
+"""`fab doctor`: each layer between the operator and a run, in order; the first that fails ends it, with what to do.
 
 Layers: route (inventory and ssh_config), link (name, TCP, host key, login), agent (interpreter, state folder), venv,
 packages, GPUs, and the workload's own preflight. Nothing is changed on the host but the agent archive in its cache.
