@@ -1,1 +1,1 @@
-"""Static audit of one library's use of another: source index, call sites, rules, findings. Imports nothing it audits."""
+"""Static audit of one library's use of another: source index, call sites, rules, findings. Nothing audited is imported."""

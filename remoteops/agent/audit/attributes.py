@@ -235,6 +235,8 @@ class Attributes(ModuleValues):
             value = self.evaluate(expression, scope)
             if isinstance(value, FunctionValue) and value.info.owner is info:
                 return value
+            if any(isinstance(o, Instance) and self.classes.member(o.info, "__get__") for o in options(value)):
+                return unknown
             if value != UNKNOWN:
                 return value
             if isinstance(expression, ast.Name):

@@ -50,6 +50,9 @@ class Calls(Known):
         if isinstance(option, ClassValue):
             if any(n in ("typing.TypedDict",) for n in self.classes.lineage(option.info).external):
                 return Sequence("dict", None, None)
+            made = self._made_by_new(option)
+            if made is not None:
+                return made
             return Instance(
                 option.info,
                 option.exact,
@@ -72,6 +75,18 @@ class Calls(Known):
         if isinstance(option, External):
             return self._external_result(option, node, scope)
         return Unknown(reaches(option), "the result of a call that was not followed")
+
+    def _made_by_new(self, option: ClassValue) -> Optional[Value]:
+        """What a class's own ``__new__`` returns, where it returns objects of other classes."""
+        member = self.classes.member(option.info, "__new__")
+        function = self.classes.function(member) if member is not None else None
+        if function is None or not self.in_provider(function.module):
+            return None
+        value = self.returned(function, option)
+        others = [o for o in options(value) if isinstance(o, Instance) and o.info is not option.info]
+        if not others:
+            return None
+        return join([o for o in options(value) if isinstance(o, Instance)])
 
     def _first_items(self, node: ast.Call, scope: Any) -> Optional[Value]:
         if not node.args:
@@ -137,7 +152,7 @@ class Calls(Known):
             if last_name(decorator) in ("contextmanager", "asynccontextmanager"):
                 return Sequence("context", None, elements(value))
         if isinstance(node, ast.AsyncFunctionDef) and not ("yield" in function.unit.text and _yields(function.node)):
-            return Sequence("awaitable", None, value)
+            return Sequence("coroutine", None, value)
         return value
 
     def carried_through(self, declared: Value, arguments: Dict[str, Value]) -> Value:
@@ -271,7 +286,7 @@ class Calls(Known):
         return join(
             [
                 each(o)
-                if isinstance(o, Sequence) and o.kind == "awaitable"
+                if isinstance(o, Sequence) and o.kind in ("awaitable", "coroutine")
                 else Unknown(reaches(o), "an awaited result")
                 for o in options(value)
             ]
@@ -285,7 +300,11 @@ class Calls(Known):
                 found.append(each(option))
             elif isinstance(option, Instance):
                 result = self.result_of_method(option, "__enter__", "__aenter__")
-                inner = self.awaited(result) if isinstance(result, Sequence) and result.kind == "awaitable" else result
+                inner = (
+                    self.awaited(result)
+                    if isinstance(result, Sequence) and result.kind in ("awaitable", "coroutine")
+                    else result
+                )
                 found.append(
                     option
                     if isinstance(inner, Unknown) and self.classes.member(option.info, "__enter__") is None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional
 
 from remoteops.agent.audit.classes import Classes
 from remoteops.agent.audit.decorators import Decorators, Recipe, extra_setting
+from remoteops.agent.audit.fields import Field, annotated_call, outer_name
 from remoteops.agent.audit.index import ClassInfo
 from remoteops.agent.audit.modules import last_name
 from remoteops.agent.audit.signatures import (
@@ -39,23 +40,6 @@ _EMPTY = {
     "typing_extensions.Generic",
 }
 MISSING = "?"
-
-
-class Field(NamedTuple):
-    """One field of a generated constructor. ``default`` None: required; ``extra``: ``initvar`` where it is no
-    attribute.
-    """
-
-    name: str
-    default: Optional[str]
-    annotation: Optional[ast.expr]
-    kw_only: bool
-    line: int
-    owner: ClassInfo
-    init: bool = True
-    extra: str = ""
-    default_node: Optional[ast.expr] = None
-    alias: str = ""
 
 
 class Constructed(NamedTuple):
@@ -102,7 +86,7 @@ class Constructors:
         if self.classes.is_enum(info):
             value = Parameter("value", POSITIONAL)
             return Constructed(Signature((value, *ANYTHING), doubt="an enum"), info, "enum", info.unit.line)
-        doubt = self.decorators.recipe(info).doubt
+        doubt = self.decorators.recipe(info).doubt or self._metaclass(info)
         for klass in line.classes:
             for name in ("__init__", "__new__"):
                 member = self.classes.effective(self.classes.own(klass, name))
@@ -130,6 +114,15 @@ class Constructors:
             if family == "typed-dict":
                 return Constructed(Signature(ANYTHING), klass, family, klass.unit.line)
         return Constructed(self._external(info, doubt), info, "__init__", info.unit.line)
+
+    def _metaclass(self, info: ClassInfo) -> str:
+        """Why a metaclass may take other arguments than the constructor, if it may."""
+        for klass in self.classes.lineage(info).classes:
+            for keyword in getattr(self.classes.header(klass), "keywords", []):
+                symbol = self.classes.resolve(klass, keyword.value) if keyword.arg == "metaclass" else None
+                if symbol is not None and symbol.klass is not None and self.classes.member(symbol.klass, "__call__"):
+                    return "metaclass %s defines __call__" % symbol.klass.name
+        return ""
 
     def _external(self, info: ClassInfo, doubt: str) -> Signature:
         line = self.classes.lineage(info)
@@ -167,10 +160,11 @@ class Constructors:
             b in _MODELS or b == "msgspec.Struct" or b.startswith(("typing.", "abc.")) for b in line.external
         ):
             doubt = doubt or line.open
-        ignores = False
+        ignores = drops = False
         if family in ("model", "pydantic"):
             extra = self._extra(info, recipe)
             ignores = extra != "forbid"
+            drops = extra == "ignore"
             if self._before_validator(info):
                 doubt = doubt or "a validator that runs before may change what is passed"
             if any(f.alias for f in fields):
@@ -179,6 +173,7 @@ class Constructors:
             tuple(parameters),
             doubt=doubt,
             ignores_unknown=ignores,
+            drops_unknown=drops,
             error="ValidationError" if family in ("model", "pydantic") else "TypeError",
         )
 
@@ -212,7 +207,7 @@ class Constructors:
         for statement in walk_shallow(info.unit.body().statements):
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 name = statement.target.id
-                outer = _outer(statement.annotation)
+                outer = outer_name(statement.annotation)
                 if outer == "KW_ONLY":
                     kw_only = True
                     continue
@@ -268,7 +263,7 @@ class Constructors:
         value = node.value
         default_node = value
         init, alias = True, ""
-        annotated = _annotated_call(node.annotation)
+        annotated = annotated_call(node.annotation)
         if value is None and annotated is not None:
             value_call: Optional[ast.Call] = annotated
         else:
@@ -378,23 +373,3 @@ class Constructors:
                 ):
                     return True
         return False
-
-
-def _outer(node: ast.expr) -> str:
-    """The outermost name of an annotation (``InitVar`` of ``InitVar[int]``), through a string."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        try:
-            node = ast.parse(node.value, mode="eval").body
-        except (SyntaxError, ValueError):
-            return ""
-    return last_name(node.value) if isinstance(node, ast.Subscript) else last_name(node)
-
-
-def _annotated_call(node: ast.expr) -> Optional[ast.Call]:
-    """The ``Field(...)`` of ``Annotated[int, Field(...)]``."""
-    if isinstance(node, ast.Subscript) and last_name(node.value) == "Annotated":
-        parts: Tuple[ast.AST, ...] = tuple(node.slice.elts) if isinstance(node.slice, ast.Tuple) else (node.slice,)
-        for part in parts[1:]:
-            if isinstance(part, ast.Call) and last_name(part.func) == "Field":
-                return part
-    return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional
+import re
+from typing import Dict, List, Optional
 
 from remoteops.agent.audit.modules import Binding, Module
 from remoteops.agent.audit.syntax import FunctionNode, Unit
@@ -72,7 +73,7 @@ class Symbol:
     """What a name stands for. ``kind``: module, class, function, variable, external, dynamic (there, or perhaps
     there, but its nature is not known; ``reason`` says why)."""
 
-    __slots__ = ("binding", "function", "kind", "klass", "module", "name", "reason")
+    __slots__ = ("alternatives", "binding", "function", "kind", "klass", "module", "name", "reason")
 
     def __init__(
         self,
@@ -92,6 +93,8 @@ class Symbol:
         self.function = function
         self.binding = binding
         self.reason = reason
+        # Other definitions of the name, of which one counts depending on a condition that is not decided.
+        self.alternatives: List[Symbol] = []
 
     @property
     def certain(self) -> bool:
@@ -100,3 +103,12 @@ class Symbol:
 
     def __repr__(self) -> str:
         return "<%s %s>" % (self.kind, self.name)
+
+
+def is_overload(unit: Unit) -> bool:
+    """Whether a function stands under ``@overload`` (told from its text)."""
+    masked = unit.source.masked
+    if masked[unit.start : unit.start + 1] != "@":
+        return False
+    end = masked.find("def ", unit.start, unit.end)
+    return re.search(r"@(?:\w+\.)*overload\b", masked[unit.start : end]) is not None

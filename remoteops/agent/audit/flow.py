@@ -170,7 +170,7 @@ class Flow(Conditions):
             if isinstance(node, ast.AsyncFor):
                 value = join(
                     [
-                        self.awaited(o) if isinstance(o, Sequence) and o.kind == "awaitable" else o
+                        self.awaited(o) if isinstance(o, Sequence) and o.kind in ("awaitable", "coroutine") else o
                         for o in options(value)
                     ]
                 )

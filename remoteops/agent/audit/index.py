@@ -7,8 +7,8 @@ import re
 from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
 from remoteops.agent.audit import lazy
-from remoteops.agent.audit.definitions import ClassInfo, FunctionInfo, Symbol
-from remoteops.agent.audit.modules import HANDLER, TYPING, Binding, Module
+from remoteops.agent.audit.definitions import ClassInfo, FunctionInfo, Symbol, is_overload
+from remoteops.agent.audit.modules import BRANCH, HANDLER, TYPING, Binding, Module
 from remoteops.agent.audit.packages import Tree
 from remoteops.agent.audit.syntax import Source, Unit
 
@@ -182,9 +182,24 @@ class Index:
                 fallback = fallback or symbol
                 continue
             if symbol.certain:
-                return symbol
+                others = [b for b in ranked if b is not binding]
+                return self._with_alternatives(module, name, symbol, others, typing, seen)
             fallback = fallback or symbol
         return fallback
+
+    def _with_alternatives(
+        self, module: Module, name: str, symbol: Symbol, others: List[Binding], typing: bool, seen: Set[Tuple[str, str]]
+    ) -> Symbol:
+        """Adds the definitions that stand under another condition than the one found."""
+        chosen = symbol.binding
+        if chosen is None or not chosen.guards or symbol.kind not in ("function", "class"):
+            return symbol
+        for binding in others:
+            if binding.kind in ("def", "class") or (binding.kind == "from" and BRANCH in binding.guards):
+                other = self._symbol(module, name, binding, typing, seen)
+                if other is not None and other.kind in ("function", "class"):
+                    symbol.alternatives.append(other)
+        return symbol
 
     def _symbol(
         self, module: Module, name: str, binding: Binding, typing: bool, seen: Set[Tuple[str, str]]
@@ -369,15 +384,6 @@ class Index:
             except OSError:
                 self._texts[path] = b""
         return self._texts[path]
-
-
-def is_overload(unit: Unit) -> bool:
-    """Whether a function stands under ``@overload`` (told from its text)."""
-    masked = unit.source.masked
-    if masked[unit.start : unit.start + 1] != "@":
-        return False
-    end = masked.find("def ", unit.start, unit.end)
-    return re.search(r"@(?:\w+\.)*overload\b", masked[unit.start : end]) is not None
 
 
 def _is_none(binding: Binding) -> bool:

@@ -72,6 +72,7 @@ class Keeper(Flow):
         self.classes_met: Dict[int, ClassInfo] = {}
         self.calls_met: List[Tuple[Site, ast.Call, Value, Callee, FlowScope]] = []
         self.made: Set[int] = set()
+        self.put_on: Set[Tuple[int, str]] = set()
         self.recording = True
         self.replacing = False
 

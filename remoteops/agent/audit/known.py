@@ -131,6 +131,9 @@ class Known(Attributes):
             return first
         if name in CONTAINERS:
             return ExternalInstance(option.dotted, option.reach, elements(join(arguments)) if arguments else None)
+        if option.dotted == "dict" and not node.args and node.keywords and all(k.arg for k in node.keywords):
+            given = tuple(self.evaluate(k.value, scope) for k in node.keywords)
+            return Sequence("dict", given, None, tuple(k.arg for k in node.keywords))
         if name in ("dict", "defaultdict", "OrderedDict"):
             return first if isinstance(first, Sequence) else Sequence("dict", None, None)
         if option.dotted in ("property",) and arguments:

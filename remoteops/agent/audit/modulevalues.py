@@ -104,6 +104,9 @@ class ModuleValues(Annotations):
         """The value that a name at module level has."""
         if symbol is None:
             return UNKNOWN
+        if symbol.alternatives:
+            first = ClassValue(symbol.klass) if symbol.klass is not None else FunctionValue(symbol.function)  # type: ignore[arg-type]
+            return join([first, *(self.of_symbol(other) for other in symbol.alternatives)])
         if symbol.kind == "module" and symbol.module is not None:
             return ModuleValue(symbol.module)
         if symbol.kind == "class" and symbol.klass is not None:

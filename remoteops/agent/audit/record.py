@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 from remoteops.agent.audit import sites as S
 from remoteops.agent.audit.attributes import Hit
-from remoteops.agent.audit.callees import Callee
+from remoteops.agent.audit.callsites import CallSites
 from remoteops.agent.audit.flow import FlowScope
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo
-from remoteops.agent.audit.keep import Keeper, Store
-from remoteops.agent.audit.signatures import Outcome, bind, unparse
+from remoteops.agent.audit.keep import Store
+from remoteops.agent.audit.signatures import unparse
 from remoteops.agent.audit.sites import Problem, Site
 from remoteops.agent.audit.values import (
     BoundMethod,
     ClassValue,
-    External,
     ExternalInstance,
     FunctionValue,
     Instance,
     LambdaValue,
     ModuleValue,
     PartialValue,
+    Sequence,
     SuperValue,
     Unknown,
     Value,
@@ -33,7 +33,7 @@ from remoteops.agent.audit.values import (
 NEARLY_ALL = 0.9  # of the classes that can stand somewhere: then it breaks for the user, whatever his class
 
 
-class Recorder(Keeper):
+class Recorder(CallSites):
     """Judges attributes, calls and stores as they are met."""
 
     # -- keeping -----------------------------------------------------------------------------------------------------
@@ -43,6 +43,8 @@ class Recorder(Keeper):
     # -- attributes --------------------------------------------------------------------------------------------------
 
     def on_attribute(self, node: ast.Attribute, base: Value, scope: FlowScope) -> Optional[Value]:
+        if isinstance(node.value, ast.Call) and isinstance(base, Sequence) and base.kind == "coroutine":
+            self._not_awaited(node, node.value, scope)
         concerned = [o for o in options(base) if self.touches(o) or self._inherits(o)]
         if not concerned or not isinstance(node.ctx, ast.Load):
             return None
@@ -69,6 +71,20 @@ class Recorder(Keeper):
             return Unknown(False, getattr(hits[0].option, "via", "") + "." + node.attr)
         return access.value
 
+    def _not_awaited(self, node: ast.Attribute, call: ast.Call, scope: FlowScope) -> None:
+        """An attribute of what an async function of the provider returns, without ``await``."""
+        functions = [o for o in options(self.quiet(call.func, scope)) if isinstance(o, FunctionValue)]
+        if not functions or node.attr in ("send", "throw", "close") or not self.touches(functions[0]):
+            return
+        symbol = functions[0].info.dotted
+        site = self.site("attribute", node, scope, symbol=symbol, reached=symbol + "." + node.attr)
+        message = "'coroutine' object has no attribute '%s': %s is async" % (node.attr, functions[0].info.name)
+        at = "%s:%d" % (functions[0].info.module.file, functions[0].info.unit.line)
+        problem = Problem(
+            "missing-attribute", node.attr, error="AttributeError", message=message, now=message, now_at=at
+        )
+        self.settle(site, S.BREAK, "", (problem,))
+
     def _known_present(self, node: ast.Attribute, scope: FlowScope) -> bool:
         at: Any = scope
         text = unparse(node.value)
@@ -81,7 +97,7 @@ class Recorder(Keeper):
     def _judge_attribute(
         self, site: Site, name: str, hits: List[Hit], everything: Tuple[Hit, ...], base: Value
     ) -> None:
-        missing = [h for h in hits if h.status == "missing"]
+        missing = [h for h in hits if h.status == "missing" and not self._put_there(h.option, name)]
         found = [h for h in everything if h.status == "found"]
         unsure = [h for h in hits if h.status == "unsure"]
         partly = next((h for h in hits if h.status == "partly"), None)
@@ -147,6 +163,12 @@ class Recorder(Keeper):
         )
         self.settle(site, S.RISK, text, (problem,))
 
+    def _put_there(self, option: Value, name: str) -> bool:
+        """Whether the consumer itself sets an attribute of that name on such an object."""
+        if not isinstance(option, (Instance, ClassValue)):
+            return False
+        return any((id(c), name) in self.put_on for c in self.classes.lineage(option.info).classes)
+
     def _where(self, option: Value) -> str:
         info = getattr(option, "info", None)
         if isinstance(info, ClassInfo):
@@ -189,125 +211,11 @@ class Recorder(Keeper):
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    def on_call(self, node: ast.Call, value: Value, scope: FlowScope) -> None:
-        judged: List[Tuple[Value, Callee]] = []
-        for option in options(value):
-            if isinstance(option, ClassValue):
-                self.made.add(id(option.info))
-            callee = self._provider_callee(option)
-            if callee is not None:
-                judged.append((option, callee))
-        if not judged:
-            return
-        option, callee = judged[0]
-        site = self.site(
-            "call", node, scope, symbol=callee.symbol, reached=self._reached_call(node, option, callee, scope)
-        )
-        site.callee, site.receiver = callee, option
-        site.shape = self.shape(node, callee, scope)
-        outcomes: List[Tuple[Callee, Outcome]] = []
-        doubt = ""
-        for _option, each in judged:
-            if each.signature is None:
-                doubt = doubt or each.reason
-                continue
-            outcome = bind(each.signature, self.shape(node, each, scope))
-            if not outcome.fits and each.signature.doubt:
-                doubt = doubt or "%s does not fit, but: %s" % (
-                    ", ".join(p.name for p in outcome.problems),
-                    each.signature.doubt,
-                )
-                continue
-            outcomes.append((each, outcome))
-        failing = [(c, o) for c, o in outcomes if not o.fits]
-        if failing:
-            worst, outcome = failing[0]
-            site.callee = worst
-            everywhere = len(failing) == len(judged) and len(judged) == len(
-                [o for o in options(value) if not isinstance(o, Unknown)]
-            )
-            problems = tuple(_call_problem(worst, p, everywhere) for p in outcome.problems)
-            if self.replacing:
-                problems = self._override_problems(failing, len(judged), everywhere)
-            self.settle(
-                site,
-                S.BREAK if everywhere else S.RISK,
-                "" if everywhere else "%d of %d possible callees do not take this call" % (len(failing), len(judged)),
-                problems,
-            )
-        elif doubt:
-            self.settle(site, S.UNRESOLVED, doubt)
-        elif any(o.open for _c, o in outcomes):
-            self.settle(site, S.UNRESOLVED, "arguments are passed on as *args or **kwargs whose content is not known")
-        else:
-            self.settle(site, S.OK)
-        if not self.muted and not self.dead:
-            self.calls_met.append((site, node, option, callee, scope))
-
-    def _override_problems(
-        self, failing: List[Tuple[Callee, Outcome]], total: int, everywhere: bool
-    ) -> Tuple[Problem, ...]:
-        """A function that stands in for a method calls what some of the classes it meets do not take: one problem
-        a parameter.
-        """
-        grouped: Dict[str, List[Tuple[Callee, Outcome]]] = {}
-        for callee, outcome in failing:
-            for problem in outcome.problems:
-                grouped.setdefault(problem.name, []).append((callee, outcome))
-        found: List[Problem] = []
-        for name, group in sorted(grouped.items()):
-            callee, outcome = group[0]
-            one = _call_problem(callee, next(p for p in outcome.problems if p.name == name), False)
-            classes = sorted(
-                {c.function.owner.name for c, _o in group if c.function is not None and c.function.owner is not None}
-            )
-            text = "%d of %d classes take no such call: %s" % (len(classes), total, ", ".join(classes[:12]))
-            found.append(
-                Problem(
-                    "override-mismatch",
-                    name,
-                    error="TypeError",
-                    message=one.message,
-                    now=text,
-                    now_at=one.now_at,
-                    sure=everywhere and len(group) == len(failing),
-                    extra={"classes": classes},
-                )
-            )
-        return tuple(found)
-
-    def _provider_callee(self, option: Value) -> Optional[Callee]:
-        if isinstance(option, (External, Unknown, ExternalInstance)):
-            return None
-        if isinstance(option, (FunctionValue, PartialValue, BoundMethod, Instance)):
-            callee = self.callee(option) if self.touches(option) or isinstance(option, PartialValue) else None
-            return callee if callee is not None and callee.provider else None
-        if isinstance(option, ClassValue):
-            made = self.constructors.of(option.info)
-            if self.in_provider(made.where.module) or self.in_provider(option.info.module):
-                return self.callee(option)
-        return None
-
-    def _reached_call(self, node: ast.Call, option: Value, callee: Callee, scope: FlowScope) -> str:
-        if isinstance(option, ClassValue):
-            path = self.path_to(option)
-            last = callee.symbol.rsplit(".", 1)[-1]
-            return (
-                path + "." + last
-                if last in ("__init__", "__new__") and callee.symbol.startswith(option.info.dotted)
-                else path
-            )
-        if isinstance(option, FunctionValue):
-            receiver = option.bound
-            if isinstance(receiver, (Instance, ClassValue)) and self.in_provider(receiver.info.module):
-                return self.path_to(receiver) + "." + option.info.name
-            return self.reached.get(id(option.info), callee.symbol)
-        return callee.symbol
-
     # -- stores and classes ------------------------------------------------------------------------------------------
 
     def on_store(self, node: ast.Attribute, value: Value, scope: FlowScope) -> None:
         base = self.evaluate(node.value, scope)
+        self.put_on.update((id(o.info), node.attr) for o in options(base) if isinstance(o, (Instance, ClassValue)))
         if not self.recording or self.muted or self.dead:
             return
         callable_value = any(
@@ -335,32 +243,6 @@ class Recorder(Keeper):
     def on_class(self, info: ClassInfo, scope: FlowScope) -> None:
         if self.recording and not self.dead:
             self.classes_met[id(info)] = info
-
-
-def _call_problem(callee: Callee, problem: Any, sure: bool) -> Problem:
-    signature = callee.signature
-    assert signature is not None
-    name = (
-        callee.symbol.rsplit(".", 1)[-1]
-        if not callee.symbol.endswith(("__init__", "__new__"))
-        else ".".join(callee.symbol.rsplit(".", 2)[-2:])
-    )
-    texts = {
-        "unknown-kwarg": "%s() got an unexpected keyword argument '%s'" % (name, problem.name),
-        "missing-required": "%s() missing 1 required argument: '%s'" % (name, problem.name),
-        "too-many-positional": "%s() takes at most %s positional arguments" % (name, problem.name),
-        "repeated": "%s() got multiple values for argument '%s'" % (name, problem.name),
-    }
-    kind = "too-many-positional" if problem.kind == "repeated" else problem.kind
-    return Problem(
-        kind,
-        problem.name,
-        error=signature.error,
-        message=texts[problem.kind],
-        now=name + signature.text(),
-        now_at="%s:%d" % (callee.file, callee.line),
-        sure=sure,
-    )
 
 
 def _label(option: Value) -> str:

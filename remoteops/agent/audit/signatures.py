@@ -44,6 +44,7 @@ class Signature(NamedTuple):
     parameters: Tuple[Parameter, ...]
     doubt: str = ""
     ignores_unknown: bool = False
+    drops_unknown: bool = False
     error: str = "TypeError"
 
     def without_first(self) -> Signature:

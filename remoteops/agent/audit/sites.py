@@ -82,6 +82,7 @@ class Site:
         self.receiver: Optional[Value] = None
         self.value: Optional[Value] = None
         self.statement: Optional[ast.stmt] = None
+        self.replaced = False
 
     @property
     def file(self) -> str:

@@ -42,6 +42,21 @@ def rewrites(node: ast.AST, name: str) -> bool:
     )
 
 
+def injects(placed: FunctionNode) -> bool:
+    """Whether a wrapper passes on more than it was given: ``return f(connection, *args, **kwargs)``."""
+    star = placed.args.vararg.arg if placed.args.vararg is not None else ""
+    given = {a.arg for a in placed.args.posonlyargs + placed.args.args + placed.args.kwonlyargs}
+    for node in ast.walk(placed):
+        if not isinstance(node, ast.Call):
+            continue
+        if not any(isinstance(a, ast.Starred) and last_name(a.value) == star for a in node.args):
+            continue
+        more = [a for a in node.args if not isinstance(a, ast.Starred) and last_name(a) not in given]
+        if more or any(k.arg is not None for k in node.keywords):
+            return True
+    return False
+
+
 def wrapper(node: FunctionNode, applied: int, depth: int = 0) -> Any:
     """The function that a decorator puts in place, ``identity``, or None where that was not followed.
 
