@@ -137,8 +137,9 @@ def start(host: Host, options: Options, *, agent: Agent, on_event: OnEvent | Non
             job, made = rehearse.prepare(host, job, agent)
         tell({"event": "rehearsal", **made})
     env = {**host.env, **host.workload.env}
+    asked = {"job": job, "venv": host.venv, "env": env, "allow_second": options.allow_second}
     with clock("preflight"):
-        found = agent.call("preflight", {**runs.base(host), "job": job, "venv": host.venv, "env": env})
+        found = agent.call("preflight", {**runs.base(host), **asked})
     found["checks"] += advice.checks(found, env)
     tell({"event": "preflight", **found})
     skipped = _judge(host, found, options.force)

@@ -109,7 +109,9 @@ def test_a_second_run_is_refused_while_one_is_going(host: Host) -> None:
     launched = runs.launch(host, {"argv": ["sleep", "60"]})
     with pytest.raises(errors.RunActive, match=launched["run"]) as caught:
         extract.extract(host)
-    assert "tail-logs" in caught.value.hint
+    assert "tail-logs" in caught.value.hint and "--allow-second" in caught.value.hint
+    second = extract.extract(host, Options(samples=1, allow_second=True), detach=True)
+    assert second["run"] != launched["run"] and second["skipped"] == []
     runs.stop(host, launched["run"], grace=1)
 
 

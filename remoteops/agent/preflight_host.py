@@ -217,10 +217,10 @@ def check_other_runs(sheet: Sheet) -> None:
     going = [run.id for run in all_runs(runs_root(dict(sheet.request))) if current_status(run)["state"] not in TERMINAL]
     sheet.add(
         "other runs",
-        not going,
+        not going or bool(sheet.request.get("allow_second")),
         ", ".join(going) or "none",
         "none on this host",
-        "follow it (fab tail-logs), stop it (fab stop), or --force",
+        "follow it (fab tail-logs), stop it (fab stop), or start beside it (--allow-second)",
         "RunActive",
     )
 
