@@ -343,7 +343,7 @@ def hosts(session: Session, host: str = "") -> int:
     from remoteops.console import tables
     from remoteops.hosts import describe
 
-    return tables.hosts(session.console, describe(session.inventory, host))
+    return tables.hosts(session.console, describe(session.inventory, [host] if host else session.asked))
 
 
 @command(help={"line": "a line for the login shell of each host"})
@@ -357,9 +357,8 @@ def shell(session: Session, line: str) -> int:
 @command()
 def doctor(session: Session) -> int:
     """Check each layer to a host in order, and say what to do about the first that fails."""
-    from remoteops.doctor import examine
-
     from remoteops.console import tables
+    from remoteops.doctor import examine
 
     return session.each(examine, tables.doctor)
 

@@ -7,7 +7,9 @@ classes here keep its command line and replace these five.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,8 @@ import fabric.main
 from invoke import Call, Collection, Exit, ParseError
 
 from remoteops.command import Command
+from remoteops.console import Console
+from remoteops.errors import UsageError
 
 
 class Executor(fabric.Executor):  # type: ignore[misc]
@@ -43,12 +47,32 @@ class Program(fabric.main.Fab):  # type: ignore[misc]
 
     def parse_tasks(self) -> None:
         self.core.unparsed[:] = with_flags(self.core.unparsed, self.collection)
+        asked = list(self.core.unparsed)
         try:
             super().parse_tasks()
         except ParseError as error:
-            raise Exit(
-                f"UsageError: {error}\n  do: `fab --list` shows the tasks, `fab TASK --help` the options of one", code=2
-            ) from None
+            problem = UsageError(explained(str(error), self.collection), hint=WHERE_TO_LOOK)
+        except UsageError as error:
+            problem = error
+        else:
+            return
+        Console(json="--json" in asked).error(problem)
+        raise Exit(code=2)
+
+
+WHERE_TO_LOOK = "`fab --list` shows the tasks, `fab TASK --help` the options of one"
+
+
+def explained(text: str, collection: Collection) -> str:
+    """Invoke's message about the command line, in words for a user; with the nearest task where a name is wrong."""
+    if missing := re.match(r"Flag <Flag: ([\w-]+).*> needed value and was not given one", text):
+        return f"--{missing[1]} needs a value"
+    if unknown := re.match(r"No idea what '(.*)' is!", text):
+        word = unknown[1]
+        near = [] if word.startswith("-") else difflib.get_close_matches(word, collection.task_names, n=1)
+        meant = f"; did you mean '{near[0]}'?" if near else ""
+        return f"there is no {'option' if word.startswith('-') else 'task'} '{word}'{meant}"
+    return text
 
 
 def with_flags(tokens: list[str], collection: Collection) -> list[str]:

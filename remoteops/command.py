@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ class Session:
         named = self.inventory.names if "all" in self.asked else self.asked or (self.inventory.default,)
         from remoteops import transport
 
-        transport.tell = self.console.note
+        transport.tell = lambda line: self.console.note(line)
         return [self.ready(host) for host in self.inventory.select(named)]
 
     @property
@@ -91,7 +92,7 @@ class Flag(Argument):  # type: ignore[misc]
             super().set_value(value, cast)
         except (ValueError, TypeError):
             wanted = {int: "a whole number", float: "a number"}.get(self.kind, "another kind of value")
-            raise Exit(f"UsageError: --{self.name} takes {wanted}, not '{value}'", code=2) from None
+            raise UsageError(f"--{self.name} takes {wanted}, not '{value}'") from None
 
 
 class Command(fabric.Task):  # type: ignore[misc]
@@ -153,14 +154,26 @@ def guarded(console: Console, action: Callable[[], Any]) -> int:
         console.error(Interrupted("interrupted", hint="a run that was started goes on; `fab status` shows it"))
         return Interrupted.exit_code
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing is left to say to it.
-        sys.stderr.close()
+        # The reader of our output went away (`| head`): nothing is left to say to it. What is still buffered would fail
+        # once more when Python flushes it at exit, and make the exit code 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exit, UnexpectedExit, SystemExit):
         raise
+    except OSError as error:
+        # A folder or file of this machine (--to, --html, the cache); what a link or a host says is typed already.
+        console.error(_local_file(error) if error.filename else _defect(error))
+        return UsageError.exit_code if error.filename else 3
     except Exception as error:  # noqa: BLE001 - a defect of ours must not end in a traceback either
         console.error(_defect(error))
         return 3
+
+
+def _local_file(error: OSError) -> UsageError:
+    return UsageError(
+        f"'{error.filename}' on this machine: {error.strerror}",
+        hint="choose another place, or mend its rights or its disk",
+    )
 
 
 def _defect(error: Exception) -> RemoteOpsError:

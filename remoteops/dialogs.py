@@ -117,11 +117,11 @@ def following(
     from remoteops import logs
     from remoteops.console.logview import LogView
 
-    targets = [logs.Target(host, run) for host in session.hosts]
     at, ago = _moment(since)
     what = logs.What(
         lines=_lines(lines), since=at, since_ago=ago, grep=grep, ignore_case=ignore_case, follow=not no_follow
     )
+    targets = [logs.Target(host, run) for host in session.hosts]
     return logs.follow(targets, LogView(session.console, targets, raw=raw), what).exit_code
 
 

@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 from remoteops.errors import RemoteOpsError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from remoteops.inventory import Host, Inventory
 
 
-def describe(inventory: Inventory, only: str = "") -> dict[str, Any]:
-    """Document remoteops.hosts/1: for each host its target, jump hosts, keys, interpreter, venv and groups."""
-    names = [host.name for host in inventory.select([only])] if only else inventory.names
+def describe(inventory: Inventory, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Document remoteops.hosts/1: for each host its target, jump hosts, keys, interpreter, venv and groups.
+
+    ``only``: names and groups; nothing or "all" means every host. Raises UnknownHost.
+    """
+    names = [host.name for host in inventory.select(only)] if only and "all" not in only else inventory.names
     return {
         "schema": "remoteops.hosts/1",
         "file": str(inventory.path),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from remoteops import cli
-from remoteops.command import Command
+from remoteops.command import Command, guarded
+from remoteops.console import Console
 from tests.lab_fixtures import ROOT, fab
 
 TASKS = cli.load_tasks().ns
@@ -52,11 +54,12 @@ def test_every_task_and_every_option_has_a_help_text() -> None:
 
 
 MISTAKES = [
-    (["nosuch"], "No idea what 'nosuch' is"),
-    (["hosts", "--flag", "garbage"], "No idea what '--flag' is"),
+    (["nosuch"], "there is no task 'nosuch'"),
+    (["prob"], "did you mean 'probe'?"),
+    (["hosts", "--flag", "garbage"], "there is no option '--flag'"),
     (["extract", "--samples", "ten"], "--samples takes a whole number, not 'ten'"),
     (["stop", "--grace", "soon"], "--grace takes a number, not 'soon'"),
-    (["extract", "--samples"], "needed value"),
+    (["extract", "--samples"], "--samples needs a value"),
     (["hosts", "nosuch"], "no host 'nosuch'"),
     (["-H", "nosuch", "status"], "no host 'nosuch'"),
     (["-H", "lab,nosuch", "runs"], "no host 'nosuch'"),
@@ -84,7 +87,7 @@ def test_a_mistake_on_the_command_line_is_one_message_and_exit_code_2(
 
 
 def test_stock_fab_ends_a_mistake_the_same_way(tmp_path: Path) -> None:
-    for arguments, words in (MISTAKES[1], MISTAKES[2], MISTAKES[6]):
+    for arguments, words in (MISTAKES[2], MISTAKES[3], MISTAKES[7]):
         done = fab(*arguments)
         assert done.code == 2
         assert words in done.err
@@ -99,6 +102,70 @@ def test_with_json_an_error_is_a_document_on_stdout(
     assert (document["schema"], document["kind"]) == ("remoteops.error/1", "UnknownHost")
     assert document["hint"]
     assert err == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["hosts", "--json", "--garbage"], ["nosuch", "--json"], ["runs", "--json", "--limit", "few"]]
+)
+def test_with_json_a_command_line_that_cannot_be_read_is_a_document_too(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = remoteops(capsys, monkeypatch, *arguments)
+    document = json.loads(out)
+    assert code == document["exit_code"] == 2
+    assert document["kind"] == "UsageError"
+    assert err == ""
+
+
+def test_hosts_shows_only_the_hosts_of_capital_h(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "inventory.yaml").write_text(
+        "hosts:\n  one: {address: h1}\n  two: {address: h2}\n  three: {address: h3}\ngroups: {pair: [one, two]}\n"
+    )
+    monkeypatch.setenv("REMOTEOPS_INVENTORY", str(tmp_path / "inventory.yaml"))
+    for named, names in (("pair", ["one", "two"]), ("three", ["three"]), ("all", ["one", "two", "three"])):
+        _, out, _ = remoteops(capsys, monkeypatch, "-H", named, "hosts", "--json")
+        assert [entry["name"] for entry in json.loads(out)["hosts"]] == names
+
+
+def test_a_document_can_be_written_where_stdout_is_not_utf_8(tmp_path: Path) -> None:
+    script = "from remoteops.console import Console; Console(json=True).document({'file': 'caf\\u00e9 \\udcff'})"
+    for encoding in ("ascii", "latin-1", "utf-8"):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            check=True,
+            env={**os.environ, "PYTHONIOENCODING": encoding},
+        )
+        assert json.loads(done.stdout.decode(encoding)) == {"file": "caf\u00e9 \udcff"}
+
+
+def test_a_place_here_that_cannot_be_written_is_no_defect(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    def write() -> None:
+        (tmp_path / "file" / "folder").mkdir(parents=True)
+
+    assert guarded(Console(), write) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("UsageError: ") and "Not a directory" in err and "defect" not in err
+
+
+def test_a_reader_that_goes_away_is_a_quiet_end() -> None:
+    script = (
+        "import sys; from remoteops.command import guarded; from remoteops.console import Console; c = Console()\n"
+        "def talk():\n    while True: c.say('x' * 5000)\n"
+        "sys.exit(guarded(c, talk))"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 0
 
 
 def test_an_unreachable_host_is_told_and_exit_code_3(

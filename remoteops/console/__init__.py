@@ -30,6 +30,11 @@ def plain(text: str) -> str:
     )
 
 
+def _pass_on() -> None:
+    """Called while a BrokenPipeError is handled; the task's end deals with it."""
+    raise
+
+
 class Console:
     """Where a task's output goes. ``rich`` is for people, ``document`` and ``event`` are for programs."""
 
@@ -41,7 +46,10 @@ class Console:
         """For results: stdout, or stderr where stdout belongs to JSON."""
         import rich.console
 
-        return rich.console.Console(stderr=self.json, highlight=False, soft_wrap=False)
+        made = rich.console.Console(stderr=self.json, highlight=False, soft_wrap=False)
+        # rich's own answer to `| head` is exit code 1, which means "the answer is no" here.
+        made.on_broken_pipe = _pass_on  # type: ignore[method-assign]
+        return made
 
     @cached_property
     def aside(self) -> Rich:
@@ -61,7 +69,13 @@ class Console:
 
     def document(self, value: dict[str, Any]) -> None:
         """The one JSON document of a task."""
-        sys.stdout.write(json.dumps(value, indent=2, default=str, ensure_ascii=False) + "\n")
+        text = json.dumps(value, indent=2, default=str, ensure_ascii=False)
+        try:
+            text.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError:
+            # A terminal in another encoding, or a file name that is not UTF-8: escapes mean the same to a reader.
+            text = json.dumps(value, indent=2, default=str)
+        sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
     def event(self, value: dict[str, Any]) -> None:

@@ -99,7 +99,8 @@ class LiveView:
                 self._phases[other] = ("done", began, now, said)
         began = before[1] if before else now
         self._phases[name] = (state, began, None if state == "active" else now, text or (before[3] if before else ""))
-        self._tell(f"{name}: {text or state}", always=before is None or before[0] != state)
+        said = f"{name}: {text or state}" if text or state != "active" else f"{name} ..."
+        self._tell(said, always=before is None or before[0] != state)
 
     def log(self, target: int, data: bytes) -> None:
         data = self._open_line + self._neutral.feed(data)
