@@ -72,7 +72,8 @@ class CallSites(Keeper):
                 [o for o in options(value) if not isinstance(o, Unknown)]
             )
             # Of several definitions, what fails in each is sure; if each fails otherwise, the first tells.
-            common = [p for p in outcome.problems if all(p in o.problems for _c, o in failing)] or list(outcome.problems)
+            common = [p for p in outcome.problems if all(p in o.problems for _c, o in failing)]
+            common = common or list(outcome.problems)
             problems = tuple(_call_problem(worst, p, everywhere and p in common) for p in outcome.problems)
             if self.replacing:
                 problems = self._override_problems(failing, len(judged), everywhere)

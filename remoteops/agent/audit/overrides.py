@@ -98,8 +98,10 @@ class Overrides:
         )
         found = self._misfit(bases, name, mine, theirs)
         if found is not None:
-            detail, text, at = found
-            self.recorder.settle(site, S.BREAK, "", (self._problem(info, name, detail, text, at, True),))
+            detail, text, at, always = found
+            note = "" if always else "only some of the provider's calls pass it"
+            problem = self._problem(info, name, detail, text, at, always)
+            self.recorder.settle(site, S.BREAK if always else S.RISK, note, (problem,))
             return
         doubt = _narrower(mine, theirs)
         if doubt:
@@ -125,14 +127,21 @@ class Overrides:
 
     def _misfit(
         self, bases: List[ClassInfo], name: str, mine: Signature, theirs: Signature
-    ) -> Optional[Tuple[str, str, str]]:
-        """The first call in the provider that fits its own method and not the overriding one."""
+    ) -> Optional[Tuple[str, str, str, bool]]:
+        """The first call in the provider that fits its own method and not the overriding one; last, whether most
+        do so.
+        """
+        first: Optional[Tuple[str, str, str]] = None
+        failing = fitting = 0
         for place, call in self._calls(bases, name):
             shape = arguments_of(call)
+            if not bind(theirs, shape).fits:
+                continue
             outcome = bind(mine, shape)
-            if not outcome.fits and bind(theirs, shape).fits:
-                return outcome.problems[0].name, "called at %s" % place, place
-        return None
+            failing, fitting = failing + (not outcome.fits), fitting + outcome.fits
+            if not outcome.fits and first is None:
+                first = (outcome.problems[0].name, "called at %s" % place, place)
+        return (*first, failing >= fitting) if first is not None else None
 
     def _calls(self, bases: List[ClassInfo], name: str) -> Iterator[Tuple[str, ast.Call]]:
         """Calls ``self.name(…)`` in the provider's base classes, and ``x.name(…)`` elsewhere where x is known to
