@@ -252,7 +252,7 @@ Made by `bench/compatibility.py`; the figures are in `bench/compatibility.json`.
 
 *breaks*: uses of vLLM that fail for certain, as `fab probe` finds them in the two source trees. *risks*: findings that
 depend on the model or the hardware, or that give wrong data without an error. *after*: the same audit of the consumer
-with the plan of `fab patch` applied. Risks that are left speak of single model classes (`fab probe --model` judges
+with the plan of `fab patch` applied. Risks that are left speak of single model classes (`fab probe --model CLASS` judges
 one); a plan can raise their number, because a name that is right for most models is missing in some.
 
 *extraction on the CPU*: a real run in float32 with the stock generator of the patched consumer, 115 prompts (mixed

@@ -233,6 +233,9 @@ def _explain(file: Path, tree: Any, error: ValidationError) -> InventoryError:
     first = details[0]
     where = tuple(part for part in first["loc"] if exists(tree, part, first["loc"]))
     if first["type"] == "extra_forbidden":
+        if not where:
+            # A key that is no text (`: x` makes it null) cannot be found again in the tree.
+            return _at(file, tree, where, f"a key here is no text: {first['loc'][-1]}", "keys are words")
         key, allowed = str(where[-1]), _allowed(where)
         hint = nearest(key, allowed) or "known keys here: " + ", ".join(sorted(allowed))
         return _at(file, tree, where, f"unknown key '{dotted(where)}'", hint)

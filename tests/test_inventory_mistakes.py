@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from remoteops.errors import InventoryError, UnknownHost
@@ -130,6 +130,7 @@ def test_an_unknown_host_gets_the_nearest_names(tmp_path: Path) -> None:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=200) | st.text(alphabet="ahost:s {}[]&*!|>-\n\t'\"#%@,", max_size=200))
+@example(":")
 def test_no_text_leads_to_any_other_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "inventory.yaml"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
