@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 
 import pytest
@@ -132,6 +133,16 @@ def test_other_encodings_line_ends_and_links_into_themselves(tmp_path):
     (folder / "self.py").symlink_to(folder / "self.py")
     pair = Pair(tmp_path, {}, "from lib.latin import f\nf()\nfrom lib.nowhere import g\n")
     assert pair.breaks == [(2, "missing-required", "a"), (3, "missing-symbol", "g")]
+
+
+@pytest.mark.parametrize("side", ["lib", "app"])
+def test_a_named_pipe_among_the_sources_is_not_waited_for(tmp_path, side):
+    folder = tmp_path / f"{side}-1.0" / side
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "pipe.py")
+    (folder / "link.py").symlink_to(folder / "pipe.py")
+    pair = Pair(tmp_path, {"lib/m.py": "def f(a): ...\n"}, "from lib.m import f\nf()\n")
+    assert pair.breaks == [(2, "missing-required", "a")]
 
 
 def test_a_consumer_without_any_use_has_no_sites(tmp_path):

@@ -106,6 +106,8 @@ class Tree:
         """Bytes of one file. Raises OSError (also for a bad archive member)."""
         self.files_seen[path] = None
         if self._zip is None:
+            if not os.path.isfile(path):  # opening a named pipe would wait for ever
+                raise OSError("%s: no such file, or not a plain one" % path)
             with open(path, "rb") as handle:
                 return handle.read()
         try:
