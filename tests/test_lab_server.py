@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from remoteops import lab
 from remoteops.errors import CommandFailed, HostKeyChanged, LabError, Unreachable
 from remoteops.lab import server
 from remoteops.lab.place import Place, cache_root, profile, profiles
@@ -273,3 +275,11 @@ def _has(tool: str) -> bool:
 def test_the_user_of_the_lab_is_the_operator(place: Place) -> None:
     with connect(server.as_host(place)) as link:
         assert link.exec(["id", "-un"]).stdout.decode().strip() == getpass.getuser()
+
+
+def test_the_command_that_reaches_the_lab_by_hand_can_be_pasted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REMOTEOPS_CACHE", str(tmp_path / "with a space"))
+    command = lab.status("seed")["labs"][0]["ssh"]
+    assert shlex.split(command) == ["ssh", "-F", str(Place("seed").ssh_config), "lab"]

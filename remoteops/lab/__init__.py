@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from remoteops.lab.place import Place, Report, profile, profiles, to_stderr
@@ -58,7 +59,7 @@ def status(name: str | None = None) -> dict[str, Any]:
                 "port": state.get("port"),
                 "versions": state.get("versions", {}),
                 "furnished": "furnished" in state,
-                "ssh": f"ssh -F {place.ssh_config} lab",
+                "ssh": shlex.join(["ssh", "-F", str(place.ssh_config), "lab"]),
             }
         )
     return {"schema": "remoteops.lab/1", "labs": labs}
