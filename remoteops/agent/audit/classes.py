@@ -280,14 +280,13 @@ class Classes:
         if not klass.unit.mentions(name):
             return
         masked = klass.unit.source.masked
-        setting = stores.pattern(name)
         for unit in klass.unit.body().units:
             if unit.kind != "def" or not unit.mentions(name):
                 continue
             quoted = stores.NAMED.search(masked, unit.start, unit.end) and (
                 unit.mentions('"%s"' % name) or unit.mentions("'%s'" % name)
             )
-            if not quoted and not setting.search(masked, unit.start, unit.end):
+            if not quoted and not stores.may_set(masked, unit.start, unit.end, name):
                 continue
             for node in self._stores(unit).get(name, []):
                 yield Member("attribute", name, klass, node=node, method=unit)

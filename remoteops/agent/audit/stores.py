@@ -41,18 +41,34 @@ def slots(statements: List[ast.stmt]) -> Iterator[str]:
                     yield node.value
 
 
-def pattern(name: str) -> re.Pattern[str]:
-    """Matches a statement that may set an attribute of that name: ``x.name =``, ``x.name: T``, ``x.name +=``, one
-    of several
-    targets (``a, x.name =``, also one a line), ``for x.name in``, ``as x.name``."""
-    word = re.escape(name)
-    return re.compile(
-        r"\.%s[ \t]*(?::[ \t]*[^=\s]|=(?!=)|[-+*/|&^%%@]{1,2}=)"
-        r"|^[ \t]*[(\[*]?[\w., \t*\[\]]*\.%s[ \t]*[,)\]][^=(\n]*=(?!=)"
-        r"|^[ \t]*\w+\.%s,?[ \t]*$"
-        r"|\b(?:for|as)[ \t][^\n=]*\.%s\b" % (word, word, word, word),
-        re.M,
-    )
+_SET = re.compile(r"[ \t]*(?::[ \t]*[^=\s]|=(?!=)|[-+*/|&^%@]{1,2}=)")
+_TARGETS = re.compile(r"[ \t]*[(\[*]?[\w., \t*\[\]]*$")
+_SPREAD = re.compile(r"[ \t]*[,)\]][^=(]*=(?!=)")
+_ALONE = re.compile(r"[ \t]*\w+$")
+_ENDS = re.compile(r",?[ \t]*$")
+_BOUND = re.compile(r"\b(?:for|as)[ \t][^=]*$")
+
+
+def may_set(masked: str, start: int, end: int, name: str) -> bool:
+    """Whether a span may set an attribute of that name: ``x.name =``, ``x.name: T``, ``x.name +=``, one of several
+    targets
+    (``a, x.name =``, also one a line), ``for x.name in``, ``as x.name``."""
+    needle = "." + name
+    at = masked.find(needle, start, end)
+    while at >= 0:
+        after = at + len(needle)
+        stop = masked.find("\n", after, end)
+        tail = masked[after : stop if stop >= 0 else end]
+        if not tail[:1].isidentifier() and not tail[:1].isdigit():
+            if _SET.match(tail):
+                return True
+            head = masked[max(masked.rfind("\n", 0, at) + 1, 0) : at]
+            if (_SPREAD.match(tail) and _TARGETS.match(head)) or (_ENDS.match(tail) and _ALONE.match(head)):
+                return True
+            if _BOUND.search(head):
+                return True
+        at = masked.find(needle, after, end)
+    return False
 
 
 def stores_in(function: ast.AST, receiver: str) -> Dict[str, List[ast.AST]]:
