@@ -287,3 +287,50 @@ def test_a_baseline_shows_what_was_renamed_and_what_is_overridden_in_vain(tmp_pa
         "to": "later",
     }
     assert found[5, "override-mismatch"]["confidence"] == "risk"
+
+
+def test_what_a_condition_has_looked_for_is_no_break(tmp_path):
+    lib = {"lib/__init__.py": "def f(a): ...\n"}
+    app = """
+        import inspect
+        import lib
+        def direct():
+            if "zz" in inspect.signature(lib.f).parameters:
+                lib.f(1, zz=2)
+            lib.f(1, zz=2)                                  # !
+        def by_name():
+            names = inspect.getfullargspec(lib.f).args
+            if "zz" not in names:
+                return lib.f(1, zz=2)                       # !
+            return lib.f(1, zz=2)
+        def other(options):
+            if "zz" in options:
+                lib.f(1, zz=2)                              # !
+        def listed():
+            if "gone" in dir(lib):
+                lib.gone
+            lib.gone                                        # !
+    """
+    pair = Pair(tmp_path, lib, app)
+    text = (tmp_path / "app-1.0" / "app" / "main.py").read_text()
+    assert [line for line, _kind, _detail in pair.breaks] == marked(text)
+    assert [line for line, _reason in pair.unresolved] == [6, 12]
+
+
+def test_a_module_that_computes_which_names_it_serves_is_open(tmp_path):
+    lib = {
+        "lib/__init__.py": """
+            def __getattr__(name):
+                if name.startswith("make_"):
+                    return name
+                raise AttributeError(name)
+        """,
+        "lib/strict.py": """
+            def __getattr__(name):
+                if name == "one":
+                    return name
+                raise AttributeError(name.upper())
+        """,
+    }
+    app = "import lib\nfrom lib import strict\nlib.make_it\nstrict.one\nstrict.two\n"
+    assert Pair(tmp_path, lib, app).breaks == [(5, "missing-attribute", "two")]

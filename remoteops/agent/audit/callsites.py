@@ -31,6 +31,8 @@ class CallSites(Keeper):
     """Judges calls as they are met."""
 
     def on_call(self, node: ast.Call, value: Value, scope: FlowScope) -> None:
+        if value == External("setattr") and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
+            self.note_put(self.quiet(node.args[0], scope), str(node.args[1].value))
         judged: List[Tuple[Value, Callee]] = []
         for option in options(value):
             if isinstance(option, ClassValue):
@@ -57,6 +59,10 @@ class CallSites(Keeper):
                 doubt = doubt or each.reason
                 continue
             outcome = bind(each.signature, self.shape(node, each, scope))
+            asked = [p.name for p in outcome.problems if p.kind == "unknown-kwarg" and _asked(p.name, scope)]
+            if asked:
+                doubt = doubt or "%s is given only where a signature that was looked at has it" % ", ".join(asked)
+                continue
             if not outcome.fits and each.signature.doubt:
                 doubt = doubt or "%s does not fit, but: %s" % (
                     ", ".join(p.name for p in outcome.problems),
@@ -227,3 +233,13 @@ def _call_problem(callee: Callee, problem: Any, sure: bool) -> Problem:
         now_at="%s:%d" % (callee.file, callee.line),
         sure=sure,
     )
+
+
+def _asked(keyword: str, scope: FlowScope) -> bool:
+    """Whether a condition around the call has looked for the keyword in a signature."""
+    at: Any = scope
+    while isinstance(at, FlowScope):
+        if ("()", keyword) in at.present:
+            return True
+        at = at.outer
+    return False

@@ -26,6 +26,18 @@ from remoteops.agent.audit.values import (
     options,
 )
 
+# Expressions that name one of these list the parameters or fields that a callable takes.
+_PARAMETERS = {
+    "signature",
+    "getfullargspec",
+    "co_varnames",
+    "__dataclass_fields__",
+    "model_fields",
+    "__struct_fields__",
+    "__annotations__",
+    "get_type_hints",
+}
+
 
 class Conditions(Evaluator):
     """Evaluation in a FlowScope. What is met is handed to ``on_attribute`` and ``on_call`` of the class below."""
@@ -169,9 +181,21 @@ class Conditions(Evaluator):
                 self._none(test.left, truth, scope)
             elif isinstance(test.ops[0], (ast.IsNot, ast.NotEq)):
                 self._none(test.left, not truth, scope)
+        elif isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.In, ast.NotIn)):
+            if isinstance(test.ops[0], ast.In) is truth:
+                self._asked_for(test.left, test.comparators[0], scope)
         elif isinstance(test, (ast.Name, ast.Attribute)) and truth:
             self._none(test, False, scope)
         return True
+
+    def _asked_for(self, left: ast.expr, right: ast.expr, scope: FlowScope) -> None:
+        """``"x" in dir(obj)`` and ``"x" in inspect.signature(f).parameters`` came out true."""
+        if not isinstance(left, ast.Constant) or not isinstance(left.value, str):
+            return
+        if isinstance(right, ast.Call) and last_name(right.func) == "dir" and len(right.args) == 1:
+            scope.present.add((unparse(right.args[0]), left.value))
+        elif any(_lists_parameters(expression) for expression in (right, *_written(right, scope))):
+            scope.present.add(("()", left.value))
 
     def _none(self, node: ast.expr, is_none: bool, scope: FlowScope) -> None:
         target = node.target if isinstance(node, ast.NamedExpr) else node
@@ -247,6 +271,24 @@ class Conditions(Evaluator):
             found.extend(o for o in options(declared) if isinstance(o, Instance))
         if found:
             self.refine(test.args[0], join(found), scope)
+
+
+def _lists_parameters(node: ast.expr) -> bool:
+    return any(getattr(n, "attr", getattr(n, "id", "")) in _PARAMETERS for n in ast.walk(node))
+
+
+def _written(node: ast.expr, scope: FlowScope) -> List[ast.expr]:
+    """What the function (or module) that a condition stands in assigns to the name in the condition."""
+    if not isinstance(node, (ast.Name, ast.Attribute)):
+        return []
+    text, function = unparse(node), scope.enclosing().node
+    places = [function] if function is not None else scope.module.body.statements
+    return [
+        inner.value
+        for place in places
+        for inner in ast.walk(place)
+        if isinstance(inner, ast.Assign) and any(unparse(target) == text for target in inner.targets)
+    ]
 
 
 def _guards(node: Optional[ast.expr]) -> Iterator[ast.expr]:

@@ -351,7 +351,7 @@ class Index:
             and not lazy.guarded_by_table(node, n)
             for n in ast.walk(node)
         )
-        return raises and not loads and not delegates
+        return raises and not loads and not delegates and not lazy.computes(node)
 
     # -- dotted paths ------------------------------------------------------------------------------------------------
 

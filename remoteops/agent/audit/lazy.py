@@ -69,3 +69,25 @@ def guarded_by_table(tree: ast.AST, wanted: ast.AST) -> bool:
             if any(inner is wanted for statement in node.body for inner in ast.walk(statement)):
                 return True
     return False
+
+
+def computes(node: ast.AST) -> bool:
+    """Whether a module-level ``__getattr__`` looks inside the name (``name.startswith(…)``, ``re.match(…, name)``,
+    ``name[4:]``): which names it serves cannot be listed then.
+    """
+    arguments = getattr(node, "args", None)
+    names = {a.arg for a in arguments.args} if isinstance(arguments, ast.arguments) else set()
+    for inner in ast.walk(node):
+        looks = (
+            isinstance(inner, (ast.Attribute, ast.Subscript))
+            and isinstance(inner.value, ast.Name)
+            and inner.value.id in names
+        )
+        matches = (
+            isinstance(inner, ast.Call)
+            and called(inner) in ("match", "fullmatch", "search", "fnmatch", "fnmatchcase")
+            and any(isinstance(a, ast.Name) and a.id in names for a in inner.args)
+        )
+        if (looks or matches) and not inside_raise(node, inner):
+            return True
+    return False
