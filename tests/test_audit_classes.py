@@ -278,3 +278,10 @@ def test_what_may_be_otherwise_at_run_time_is_no_break(tmp_path):
         (13, "unknown-kwarg", "c"),
     ]
     assert (10, "missing-required", "b") in pair.risks
+
+
+def test_what_the_consumer_puts_there_itself_is_there(tmp_path):
+    app = "import lib.m\nfrom lib.m import C\nlib.m.fresh = 1\nlib.m.fresh\nsetattr(lib.m, 'other', 2)\nlib.m.other\nlib.m.gone\n"  # noqa: E501
+    app += "c = C()\nsetattr(c, 'late', 1)\nc.late\nc.gone\n"
+    pair = Pair(tmp_path, {"lib/m.py": "class C: ...\n"}, app)
+    assert pair.breaks == [(7, "missing-attribute", "gone"), (11, "missing-attribute", "gone")]

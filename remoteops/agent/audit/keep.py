@@ -21,6 +21,7 @@ from remoteops.agent.audit.values import (
     SuperValue,
     Unknown,
     Value,
+    options,
 )
 
 ORDER = {S.DEAD: 0, S.OK: 1, S.GUARDED: 2, S.UNRESOLVED: 3, S.RISK: 4, S.BREAK: 5}
@@ -131,6 +132,14 @@ class Keeper(Flow):
             if problems:
                 known = {(p.kind, p.detail) for p in site.problems}
                 site.problems.extend(p for p in problems if (p.kind, p.detail) not in known)
+
+    def note_put(self, base: Value, name: str) -> None:
+        """The consumer sets an attribute of an object: from then on it is there."""
+        for option in options(base):
+            if isinstance(option, (Instance, ClassValue)):
+                self.put_on.add((id(option.info), name))
+            elif isinstance(option, ModuleValue):
+                self.put_on.add((id(option.module), name))
 
     def path_to(self, value: Value) -> str:
         """The dotted path by which the consumer reaches a definition: as imported, else where it is defined."""

@@ -165,6 +165,8 @@ class Recorder(CallSites):
 
     def _put_there(self, option: Value, name: str) -> bool:
         """Whether the consumer itself sets an attribute of that name on such an object."""
+        if isinstance(option, ModuleValue):
+            return (id(option.module), name) in self.put_on
         if not isinstance(option, (Instance, ClassValue)):
             return False
         return any((id(c), name) in self.put_on for c in self.classes.lineage(option.info).classes)
@@ -215,7 +217,7 @@ class Recorder(CallSites):
 
     def on_store(self, node: ast.Attribute, value: Value, scope: FlowScope) -> None:
         base = self.evaluate(node.value, scope)
-        self.put_on.update((id(o.info), node.attr) for o in options(base) if isinstance(o, (Instance, ClassValue)))
+        self.note_put(base, node.attr)
         if not self.recording or self.muted or self.dead:
             return
         callable_value = any(
