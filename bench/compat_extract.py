@@ -144,13 +144,19 @@ def main(folder: Path) -> dict[str, Any]:
     generator = stock.VllmHiddenStatesGenerator(str(folder), layer_ids=list(LAYERS), max_model_len=2048)
     loaded = time.monotonic() - started
     report: dict[str, Any] = {}
+    scenarios_done: dict[str, Any] = {}
     for name, batches in scenarios().items():
         wrong, worst, total = 0, 0.0, 0
         for batch, wanted in zip(batches, known[name], strict=True):
-            bad, error = compare(generator.generate(batch), batch, wanted)
-            wrong, worst, total = wrong + bad, max(worst, error), total + len(batch)
-        report[name] = {"prompts": total, "wrong": wrong, "max_relative_error": worst}
-    return {"load_seconds": round(loaded, 1), "scenarios": report}
+            total += len(batch)
+            try:
+                bad, error = compare(generator.generate(batch), batch, wanted)
+            except RuntimeError as refusal:  # told, not silent: the batch counts as wrong, the others still count
+                report.setdefault("refused", {})[name] = str(refusal)[:120]
+                bad, error = len(batch), 0.0
+            wrong, worst = wrong + bad, max(worst, error)
+        scenarios_done[name] = {"prompts": total, "wrong": wrong, "max_relative_error": worst}
+    return {"load_seconds": round(loaded, 1), "scenarios": scenarios_done, **report}
 
 
 if __name__ == "__main__":

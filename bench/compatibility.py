@@ -181,6 +181,7 @@ def proof(run: dict[str, Any] | None) -> str:
     prompts = sum(s["prompts"] for s in run["scenarios"].values())
     worst = max(s["max_relative_error"] for s in run["scenarios"].values())
     note = " (bare)" if run.get("bare") else ""
+    note += "".join(f"; {name}: {text.split('.')[0]}" for name, text in run.get("refused", {}).items())
     return f"{prompts - wrong} of {prompts} prompts equal, {worst:.1e}{note}"
 
 
@@ -252,8 +253,8 @@ Made by `bench/compatibility.py`; the figures are in `bench/compatibility.json`.
 
 *breaks*: uses of vLLM that fail for certain, as `fab probe` finds them in the two source trees. *risks*: findings that
 depend on the model or the hardware, or that give wrong data without an error. *after*: the same audit of the consumer
-with the plan of `fab patch` applied. Risks that are left speak of single model classes (`fab probe --model CLASS` judges
-one); a plan can raise their number, because a name that is right for most models is missing in some.
+with the plan of `fab patch` applied. Risks that are left speak of single model classes (`fab probe --model CLASS`
+judges one); a plan can raise their number, because a name that is right for most models is missing in some.
 
 *extraction on the CPU*: a real run in float32 with the stock generator of the patched consumer, 115 prompts (mixed
 lengths, one token, shared prefixes, batches above the token budget, more prompts than slots, the same batch twice; each
