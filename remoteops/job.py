@@ -7,12 +7,13 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from remoteops import runs
 from remoteops.errors import UsageError
 from remoteops.inventory import Host
 from remoteops.remote import Agent
+from remoteops.schema import Workload
 
 OnEvent = Callable[[dict[str, Any]], None]
 LOCAL = "local:"
@@ -107,7 +108,31 @@ def build(host: Host, options: Options, agent: Agent) -> dict[str, Any]:
             tried=f"samples {job['samples']}",
             hint="leave it out for the whole dataset",
         )
+    _check_choices(host, job)
     return job
+
+
+def _check_choices(host: Host, job: Mapping[str, Any]) -> None:
+    """What the inventory's schema allows is all that the command line may say, and is refused before a model is
+    loaded for it."""
+    for name in ("format", "dtype"):
+        allowed = get_args(Workload.model_fields[name].annotation)
+        if job[name] not in allowed:
+            raise UsageError(
+                f"there is no {name} '{job[name]}'",
+                host=host.name,
+                tried=f"--{name} {job[name]}",
+                hint="one of " + ", ".join(allowed),
+            )
+    for name, most in (("reference", None), ("max_dropped", 1)):
+        value = job.get(name)
+        if value is not None and (value < 0 or (most is not None and value > most)):
+            flag = name.replace("_", "-")
+            raise UsageError(
+                f"{flag} must be {'0 or more' if most is None else f'from 0 to {most}'}, not {value}",
+                host=host.name,
+                tried=f"--{flag} {value}",
+            )
 
 
 def place_dataset(host: Host, dataset: str, agent: Agent, tell: OnEvent) -> str:

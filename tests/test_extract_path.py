@@ -86,6 +86,16 @@ def test_nothing_named_is_a_usage_error(host: Host) -> None:
     assert caught.value.exit_code == 2
     with pytest.raises(errors.UsageError, match="samples"):
         extract.extract(host, Options(samples=0))
+    for wrong, words in (
+        (Options(format="parquet"), "there is no format 'parquet'"),
+        (Options(dtype="int7"), "there is no dtype 'int7'"),
+        (Options(engine="magic"), "no engine 'magic'"),
+        (Options(reference=-1), "reference must be 0 or more"),
+        (Options(max_dropped=20.0), "max-dropped must be from 0 to 1"),
+    ):
+        with pytest.raises(errors.UsageError, match=words):
+            extract.extract(host, wrong)
+    assert runs.list(host)["runs"] == []
 
 
 def test_breaks_stop_the_generator_and_name_the_command_that_mends_them(
