@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
+import symtable
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -46,6 +48,27 @@ def resolve(pattern: str | None, finding: Finding, known: Iterable[str]) -> list
     return [file for file in known if fnmatchcase(file, pattern)]
 
 
+def undefined(source: bytes) -> set[str]:
+    """Names that functions read and that nothing in the file binds: a NameError waiting. Empty where that is not sure
+    (a star import, text that does not parse).
+    """
+    try:
+        table = symtable.symtable(source.decode("utf-8-sig"), "planned", "exec")
+    except (SyntaxError, ValueError):
+        return set()
+    if b"import *" in source:
+        return set()
+    known = {*dir(builtins), "__file__", "__path__"}
+    known |= {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
+    found: set[str] = set()
+    pending = [*table.get_children()]
+    while pending:
+        inner = pending.pop()
+        pending += inner.get_children()
+        found |= {s.get_name() for s in inner.get_symbols() if s.is_referenced() and s.is_global()}
+    return found - known
+
+
 class Planner:
     """Drafts of the files, grown fix by fix; a fix that does not fit leaves them as they were."""
 
@@ -84,6 +107,11 @@ class Planner:
         try:
             for recipe in wanted:
                 found += self._variant(recipe, finding)
+            for file in {file for file, _ in found}:
+                unknown = undefined(self._drafts[file].result().data) - undefined(self.sources[file])
+                if unknown:
+                    names = ", ".join(sorted(unknown))
+                    raise PatchError(f"recipe {wanted[0].id} writes names that {file} has not: {names}")
         except PatchError:
             self._drafts, self._edits = before
             raise
