@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -239,6 +240,36 @@ def test_read_only_site_packages_are_told_before_anything_is_touched(small_disk:
     assert caught.value.hint and site.files() == BEFORE and site.status()["state"] == "clean"
 
 
+def apply_as_nobody(site: Site) -> Any:
+    """What patch.apply answers a plain user: the result, or the error's fields."""
+    code = (
+        "import json, sys; from remoteops.agent import patches; from remoteops.agent.protocol import AgentError\n"
+        "try: print(json.dumps(patches.apply(json.load(sys.stdin), lambda *a, **k: None)))\n"
+        "except AgentError as e: print(json.dumps(e.fields()))\n"
+    )
+    python = next((p for p in ("/usr/bin/python3", "/usr/local/bin/python3") if Path(p).exists()), None)
+    if python is None:
+        pytest.skip("no interpreter that every user may run")
+    with tempfile.TemporaryDirectory() as readable:
+        os.chmod(readable, 0o755)
+        package = Path(patches.__file__).parent
+        subprocess.run(["cp", "-r", "--parents", "remoteops/agent", readable], cwd=package.parent.parent, check=True)
+        subprocess.run(["chmod", "-R", "a+rX", readable], check=True)
+        done = subprocess.run(
+            [python, "-c", code],
+            input=json.dumps(site.request(AFTER)),
+            text=True,
+            capture_output=True,
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            env={"PYTHONPATH": readable, "PYTHONDONTWRITEBYTECODE": "1"},
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
 def test_root_owned_site_packages_are_told_to_a_plain_user() -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -246,36 +277,27 @@ def test_root_owned_site_packages_are_told_to_a_plain_user() -> None:
         site.state.mkdir()
         os.chmod(folder, 0o755)
         os.chown(site.state, 65534, 65534)
-        code = (
-            "import json, sys; from remoteops.agent import patches; from remoteops.agent.protocol import AgentError\n"
-            "try: patches.apply(json.load(sys.stdin), lambda *a, **k: None)\n"
-            "except AgentError as e: print(json.dumps(e.fields()))\n"
-        )
-        with tempfile.TemporaryDirectory() as readable:
-            os.chmod(readable, 0o755)
-            package = Path(patches.__file__).parent
-            subprocess.run(
-                ["cp", "-r", "--parents", "remoteops/agent", readable], cwd=package.parent.parent, check=True
-            )
-            subprocess.run(["chmod", "-R", "a+rX", readable], check=True)
-            python = next((p for p in ("/usr/bin/python3", "/usr/local/bin/python3") if Path(p).exists()), None)
-            if python is None:
-                pytest.skip("no interpreter that every user may run")
-            done = subprocess.run(
-                [python, "-c", code],
-                input=json.dumps(site.request(AFTER)),
-                text=True,
-                capture_output=True,
-                user=65534,
-                group=65534,
-                extra_groups=[],
-                env={"PYTHONPATH": readable, "PYTHONDONTWRITEBYTECODE": "1"},
-                check=False,
-            )
-        assert done.returncode == 0, done.stderr
-        error = json.loads(done.stdout)
+        error = apply_as_nobody(site)
         assert error["kind"] == "PatchError" and "not writable" in error["message"] and "sudo_user" in error["hint"]
         assert site.files() == BEFORE
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+def test_an_owner_outside_the_files_group_can_patch_and_no_other_group_gains_by_it() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        site = Site(Path(folder))
+        site.state.mkdir()
+        os.chmod(folder, 0o755)
+        for path in [Path(folder), *Path(folder).rglob("*")]:
+            os.chown(path, 65534, 0)
+        for name in BEFORE:
+            os.chmod(site.root / name, 0o664)
+        answer = apply_as_nobody(site)
+        assert "kind" not in answer, answer
+        for name, data in AFTER.items():
+            assert (site.root / name).read_bytes() == data
+            found = (site.root / name).stat()
+            assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (65534, 65534, 0o644)
 
 
 def test_two_operators_at_once(site: Site) -> None:

@@ -302,9 +302,16 @@ def _write_like(temp: str, data: bytes, path: str, mtime_ns: Optional[int]) -> N
         stream.write(data)
         stream.flush()
         own = os.fstat(fd)
-        if (own.st_uid, own.st_gid) != (like.st_uid, like.st_gid):
-            os.fchown(fd, like.st_uid, like.st_gid)
-        os.fchmod(fd, stat.S_IMODE(like.st_mode))
+        mode = stat.S_IMODE(like.st_mode)
+        if own.st_uid != like.st_uid:
+            os.fchown(fd, like.st_uid, -1)
+        if own.st_gid != like.st_gid:
+            try:
+                os.fchown(fd, -1, like.st_gid)
+            except PermissionError:
+                # An owner need not be in the file's group. Another group must not get more than everybody has.
+                mode &= ~0o070 | (mode & 0o007) << 3
+        os.fchmod(fd, mode)
         _copy_xattrs(path, fd)
         # Bytecode is matched by mtime in whole seconds and size: a file edited twice in a second must still differ.
         when = mtime_ns if mtime_ns is not None else time.time_ns()
