@@ -194,8 +194,10 @@ def _server(profile: str) -> subprocess.Popen[str]:
 
 
 @atexit.register
-def _end_servers() -> None:
-    for server in _SERVERS.values():
+def end_servers() -> None:
+    """No process of ours uses a lab's venv afterwards; a patch would rightly refuse to disturb one."""
+    while _SERVERS:
+        server = _SERVERS.popitem()[1]
         assert server.stdin is not None
         assert server.stdout is not None
         server.stdin.close()

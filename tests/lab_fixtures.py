@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.data_fixtures import end_servers
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -52,6 +54,7 @@ def fab(*arguments: str, program: str = "fab", cwd: Path = ROOT, timeout: float 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[None]:
     """The seed lab: up and unpatched, before and after."""
+    end_servers()
     up = fab("lab.up", timeout=3000)
     assert up.code == 0, up.err
     assert fab("patch", "--revert", "--force").code == 0

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_fixtures import ids_dataset, model_folder, stub_venv
 
 from remoteops.agent import capabilities, disk, gpus, manifest, modelinfo, preflight, preflight_host
 from remoteops.agent.capabilities import Capabilities
 from remoteops.agent.protocol import AgentError
+from tests.data_fixtures import ids_dataset, model_folder, stub_venv
 
 KIMI = {
     "architectures": ["KimiK25ForConditionalGeneration"],

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_fixtures import in_venv
 
 from remoteops.agent.extraction import rehearsal
+from tests.data_fixtures import in_venv
 
 KIMI: dict[str, Any] = {
     "architectures": ["KimiK25ForConditionalGeneration"],

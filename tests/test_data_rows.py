@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_fixtures import ids_dataset, in_venv
 
 from remoteops.agent import disk, estimate
 from remoteops.agent.extraction import dataset, records
 from remoteops.agent.protocol import AgentError
+from tests.data_fixtures import ids_dataset, in_venv
 
 
 def job(path: Path, **changes: Any) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_fixtures import in_venv
 
 from remoteops.agent.extraction import tokens
 from remoteops.agent.protocol import AgentError
+from tests.data_fixtures import in_venv
 
 SPECIALS = ["<|im_start|>", "<|im_end|>"]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_fixtures import ids_dataset, local_host, stub_venv
 
 from remoteops import errors, extract, probe, runs
 from remoteops.extract import Options
 from remoteops.inventory import Host
 from remoteops.remote import open_agent
+from tests.data_fixtures import ids_dataset, local_host, stub_venv
 
 CLEAN: dict[str, Any] = {"findings": [], "sites": {}}
 BREAK = {

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_fixtures import ids_dataset, in_venv, model_folder
+
+from tests.data_fixtures import ids_dataset, in_venv, model_folder
 
 pytestmark = pytest.mark.lab
 
