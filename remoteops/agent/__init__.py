@@ -1,1 +1,1 @@
-"""Everything that runs on the host. Standard library only, Python 3.9 and newer; imports nothing from above this package."""
+"""Everything that runs on the host: standard library only, Python 3.9 and newer; imports nothing from above."""
