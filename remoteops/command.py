@@ -17,7 +17,7 @@ from invoke import Argument, Exit
 from invoke.exceptions import UnexpectedExit
 
 from remoteops.console import Console
-from remoteops.errors import Interrupted, RemoteOpsError, UsageError
+from remoteops.errors import Defect, Interrupted, RemoteOpsError, UsageError
 
 if TYPE_CHECKING:
     from remoteops.inventory import Host, Inventory
@@ -163,10 +163,10 @@ def guarded(console: Console, action: Callable[[], Any]) -> int:
     except OSError as error:
         # A folder or file of this machine (--to, --html, the cache); what a link or a host says is typed already.
         console.error(_local_file(error) if error.filename else _defect(error))
-        return UsageError.exit_code if error.filename else 3
+        return UsageError.exit_code if error.filename else Defect.exit_code
     except Exception as error:  # noqa: BLE001 - a defect of ours must not end in a traceback either
         console.error(_defect(error))
-        return 3
+        return Defect.exit_code
 
 
 def _local_file(error: OSError) -> UsageError:
@@ -176,7 +176,7 @@ def _local_file(error: OSError) -> UsageError:
     )
 
 
-def _defect(error: Exception) -> RemoteOpsError:
+def _defect(error: Exception) -> Defect:
     import tempfile
     import traceback
 
@@ -185,7 +185,7 @@ def _defect(error: Exception) -> RemoteOpsError:
     ) as file:
         file.write(traceback.format_exc())
     place = traceback.extract_tb(error.__traceback__)[-1]
-    return RemoteOpsError(
+    return Defect(
         f"a defect of remoteops: {type(error).__name__}: {error}",
         tried=f"{place.name} in {place.filename.rsplit('/', 1)[-1]}:{place.lineno}",
         hint=f"please report it with {file.name}",

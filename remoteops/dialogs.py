@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from remoteops.command import Session
-from remoteops.errors import UsageError
+from remoteops.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:
     from remoteops.inventory import Host
@@ -288,15 +288,19 @@ def auditing(
     from remoteops.console import findings
     from remoteops.console import html as pages
 
-    document = probe.audit(
-        consumer,
-        provider,
-        consumer_path=consumer_path,
-        provider_path=provider_path,
-        baseline=None if baseline == "none" else baseline,
-        everything=everything,
-        **options,
-    )
+    try:
+        document = probe.audit(
+            consumer,
+            provider,
+            consumer_path=consumer_path,
+            provider_path=provider_path,
+            baseline=None if baseline == "none" else baseline,
+            everything=everything,
+            **options,
+        )
+    except MissingPackage as error:
+        # Exit code 1 is kept for the answer "they will not work together"; here nothing was audited.
+        raise UsageError(error.message, tried=error.tried, hint=error.hint, **error.data) from None
     if html:
         session.console.note(f"wrote {pages.write(Path(html), document)}")
     if session.console.json:

@@ -36,6 +36,7 @@
     │   └── PatchLocked                1   another operator is patching
     ├── RunFailed                      1
     ├── VerifyFailed                   1
+    ├── Defect                         3   a defect of remoteops on the operator's side
     └── Interrupted                    130
 
 Each error names the host, what was tried and what to do next; ``str(error)`` is what a user reads.
@@ -214,6 +215,10 @@ class RunFailed(RemoteOpsError):
 
 class VerifyFailed(RemoteOpsError):
     pass
+
+
+class Defect(RemoteOpsError):
+    exit_code = 3
 
 
 class Interrupted(RemoteOpsError):

@@ -247,6 +247,17 @@ def test_a_defect_ends_without_a_traceback_and_keeps_one_in_a_file(
     kept.unlink()
 
 
+def test_an_audit_that_found_no_package_is_no_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths = ["--consumer-path", str(tmp_path), "--provider-path", str(tmp_path)]
+    code, out, _ = remoteops(capsys, monkeypatch, "audit", "--consumer", "a", "--provider", "b", *paths, "--json")
+    assert code == 2  # 1 says that the two will not work together
+    document = json.loads(out)
+    assert document["schema"] == "remoteops.error/1" and document["exit_code"] == 2
+    assert "package a is not installed" in document["message"]
+
+
 def test_ctrl_c_ends_with_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from remoteops import hosts
 
