@@ -102,6 +102,26 @@ def test_arguments_passed_on_are_unresolved_and_wrong_ones_beside_them_are_not(t
     assert pair.breaks == [(4, "unknown-kwarg", "length")] and [line for line, _ in pair.unresolved] == [3]
 
 
+def test_what_a_function_only_hands_on_is_not_called_fine(tmp_path):
+    lib = """
+        def target(a, b=1): ...
+        def forward(first, *args, **kwargs):
+            return target(*args, **kwargs)
+        def own(first, **kwargs):
+            return kwargs.get("b")
+    """
+    app = (
+        "from lib import forward, own\n"
+        "forward(0)\n"
+        "forward(0, 1)\n"
+        "forward(first=0, zz=2)\n"
+        "own(0, b=2)\n"
+    )
+    pair = Pair(tmp_path, {"lib/__init__.py": lib}, app)
+    assert pair.breaks == [] and [line for line, _ in pair.unresolved] == [3, 4]
+    assert "zz is only passed on to target()" in dict(pair.unresolved)[4]
+
+
 WORKERS = {
     "lib/conf.py": "from dataclasses import dataclass\n@dataclass\nclass Conf:\n    extension_path: str = ''\n",
     "lib/run.py": """

@@ -9,7 +9,16 @@ from remoteops.agent.audit import sites as S
 from remoteops.agent.audit.callees import Callee
 from remoteops.agent.audit.flow import FlowScope
 from remoteops.agent.audit.keep import Keeper
-from remoteops.agent.audit.signatures import Arguments, Outcome, Signature, bind
+from remoteops.agent.audit.signatures import (
+    POSITIONAL,
+    POSITIONAL_ONLY,
+    VAR_KEYWORD,
+    VAR_POSITIONAL,
+    Arguments,
+    Outcome,
+    Signature,
+    bind,
+)
 from remoteops.agent.audit.sites import Problem
 from remoteops.agent.audit.values import (
     BoundMethod,
@@ -93,6 +102,8 @@ class CallSites(Keeper):
             self.settle(site, S.UNRESOLVED, doubt)
         elif any(o.open for _c, o in outcomes):
             self.settle(site, S.UNRESOLVED, "arguments are passed on as *args or **kwargs whose content is not known")
+        elif any(_passed_on(c, site.shape) for c, _o in outcomes):
+            self.settle(site, S.UNRESOLVED, next(filter(None, (_passed_on(c, site.shape) for c, _o in outcomes))))
         else:
             self.settle(site, S.OK)
             signatures = [c.signature for c, _o in outcomes if c.signature is not None]
@@ -201,6 +212,32 @@ def _dropped(signature: Signature, shape: Arguments) -> List[str]:
     if not signature.drops_unknown:
         return []
     return [name for name in shape.keywords if signature.get(name) is None]
+
+
+def _passed_on(callee: Callee, shape: Arguments) -> str:
+    """What this call gives that the function takes as ``*args`` or ``**kwargs`` and hands to another: whether it fits
+    there is not judged, so the call is not called fine. Empty: nothing of the kind.
+    """
+    signature, node = callee.signature, callee.function.node if callee.function is not None else None
+    if signature is None or node is None:
+        return ""
+    rest = {p.kind: p.name for p in signature.parameters if p.kind in (VAR_POSITIONAL, VAR_KEYWORD)}
+    places = sum(p.kind in (POSITIONAL_ONLY, POSITIONAL) for p in signature.parameters)
+    names = [name for name in shape.keywords if VAR_KEYWORD in rest and signature.get(name) is None]
+    more = VAR_POSITIONAL in rest and shape.positional > places
+    for call in ast.walk(node) if names or more else ():
+        if not isinstance(call, ast.Call):
+            continue
+        starred = [a.value for a in call.args if isinstance(a, ast.Starred)]
+        doubled = [k.value for k in call.keywords if k.arg is None]
+        if (more and _names(starred, rest[VAR_POSITIONAL])) or (names and _names(doubled, rest[VAR_KEYWORD])):
+            given = ", ".join(names) or "more positional arguments"
+            return "%s is only passed on to %s(), which was not judged with it" % (given, ast.unparse(call.func))
+    return ""
+
+
+def _names(values: List[ast.expr], name: str) -> bool:
+    return any(isinstance(value, ast.Name) and value.id == name for value in values)
 
 
 def _type_name(option: Value) -> str:
