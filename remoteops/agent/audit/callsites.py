@@ -102,8 +102,8 @@ class CallSites(Keeper):
             self.settle(site, S.UNRESOLVED, doubt)
         elif any(o.open for _c, o in outcomes):
             self.settle(site, S.UNRESOLVED, "arguments are passed on as *args or **kwargs whose content is not known")
-        elif any(_passed_on(c, site.shape) for c, _o in outcomes):
-            self.settle(site, S.UNRESOLVED, next(filter(None, (_passed_on(c, site.shape) for c, _o in outcomes))))
+        elif passed_on := next(filter(None, (_passed_on(c, site.shape) for c, _o in outcomes)), ""):
+            self.settle(site, S.UNRESOLVED, passed_on)
         else:
             self.settle(site, S.OK)
             signatures = [c.signature for c, _o in outcomes if c.signature is not None]
