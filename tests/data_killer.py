@@ -17,7 +17,7 @@ import time
 import torch
 
 from remoteops.agent import manifest, modelinfo
-from remoteops.agent.extraction import check, dataset, formats, output
+from remoteops.agent.extraction import check, dataset, formats, output, samples
 
 ROWS, HIDDEN = 24, 64
 
@@ -45,7 +45,7 @@ def final_names_are_whole(out: pathlib.Path) -> list[str]:
     for path in out.iterdir() if out.exists() else ():
         if path.name.startswith(("data_", "hs_")) and path.suffix in (".pt", ".safetensors"):
             try:
-                check.read_sample(str(path))
+                samples.read_sample(str(path))
             except Exception as error:  # noqa: BLE001 - whatever a broken file raises is the finding
                 bad.append(f"{path.name}: {error}")
     return bad
@@ -88,10 +88,10 @@ def main(folder: str, fmt: str, rounds: int) -> dict:
     same = True
     for row in loaded.rows:
         name = manifest.file_name(fmt, row.index)
-        one, other = (check.read_sample(str(base / place / name)) for place in ("undisturbed", "killed"))
+        one, other = (samples.read_sample(str(base / place / name)) for place in ("undisturbed", "killed"))
         same &= one["input_ids"] == other["input_ids"] == row.input_ids
         same &= all(
-            torch.equal(a, b) for a, b in zip(check.slots(one["states"]), check.slots(other["states"]), strict=True)
+            torch.equal(a, b) for a, b in zip(samples.slots(one["states"]), samples.slots(other["states"]), strict=True)
         )
     return {
         "killed": killed,

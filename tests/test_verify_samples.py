@@ -16,7 +16,7 @@ pytestmark = pytest.mark.lab
 PREPARE = """
 import json, os, pathlib, sys, torch
 from remoteops.agent import manifest, modelinfo
-from remoteops.agent.extraction import check, dataset, formats, output, ptfile
+from remoteops.agent.extraction import check, dataset, formats, output, ptfile, samples
 base = pathlib.Path(sys.argv[1])
 shape = modelinfo.read(str(base / "model"))
 
@@ -72,6 +72,16 @@ assert [row.index for row in todo] == [0, 1, 2, 3, 4, 5]
 assert reasons[1] == "rejected: slot 2 (layer id 5) has 3 values that are not finite", reasons
 again = check.check(str(base / "out"))
 assert again["problem_rows"] == [0, 1, 2, 3, 4, 5], again
+fill("speculators-v1", base / "out")
+spoil("data_1.pt", lambda d: d["hidden_states"][3].zero_())
+spoil("data_2.pt", lambda d: d["hidden_states"][0][0].zero_())  # one token of zeros is none of our business
+spoil("data_3.pt", lambda d: d["hidden_states"][1].__setitem__((-1, -1), float("-inf")))
+spoil("data_4.pt", lambda d: d.__setitem__("hidden_states", {"a": 1}))
+spoil("data_5.pt", lambda d: d.__setitem__("hidden_states", d["hidden_states"][:3]))
+other = {one["index"]: one["problem"] for one in check.check(str(base / "out"))["problems"]}
+assert other.pop(4).startswith("unreadable: "), other
+assert other == {1: "slot 3 (layer id 8) is all zeros", 3: "slot 1 (layer id 4) has 1 values that are not finite",
+                 5: "3 layers, 4 were asked for"}, other
 assert "rejected before" in again["problems"][1]["problem"]
 fill("speculators-v1", base / "out")
 assert check.check(str(base / "out"))["ok"]
@@ -106,6 +116,13 @@ size = os.stat(path).st_size
 manifest.append(str(base / "out"), {**manifest.read(str(base / "out")).entries[3], "bytes": size})
 with open(base / "out" / "hs_1.safetensors", "r+b") as stream:
     stream.truncate(200)
+# Alike where the fingerprint looks, and yet not the same.
+near = load_file(str(base / "out" / "hs_2.safetensors"))
+near["hidden_states"][1, 2, 3] += 1
+save_file(near, str(base / "near.safetensors"))
+assert samples._fingerprint(near["hidden_states"]) == samples._fingerprint(two["hidden_states"])
+assert samples.same_states(str(path), str(base / "out" / "hs_2.safetensors"))
+assert not samples.same_states(str(path), str(base / "near.safetensors"))
 print("RESULT" + json.dumps(check.check(str(base / "out"))))
 """
 )
@@ -131,7 +148,7 @@ for position in range(len(data)):
     sample = data[position]
     index = int(pathlib.Path(data.data[position]).stem.split("_")[1])
     row = loaded.rows[index]
-    stored = check.read_sample(str(data.data[position]))["states"]
+    stored = samples.read_sample(str(data.data[position]))["states"]
     assert sample["input_ids"].tolist() == row.input_ids[1:]
     assert sample["loss_mask"].tolist() == row.loss_mask[1:]
     assert torch.equal(sample["hidden_states"], torch.cat(stored[:-1], -1)[:-1].float())
@@ -171,7 +188,7 @@ assert len(data) == 5
 for position in range(5):
     sample = data[position]
     row = loaded.rows[position]
-    stored = check.read_sample(str(base / "out" / f"hs_{row.index}.safetensors"))["states"]
+    stored = samples.read_sample(str(base / "out" / f"hs_{row.index}.safetensors"))["states"]
     assert sample["input_ids"].tolist() == row.input_ids
     assert sample["loss_mask"].tolist() == row.loss_mask
     assert torch.equal(sample["hidden_states"], stored[:, :-1].flatten(1))
@@ -257,7 +274,7 @@ short = []
 os.writev = lambda fd, views: short.append(1) or os.write(fd, bytes(views[0])[:max(1, len(views[0]) // 2)])
 store.write(loaded.rows[2], torch.ones(40, 4, 64))
 assert len(short) > 10
-assert check.read_sample(str(base / "out" / "hs_2.safetensors"))["states"].eq(1).all()
+assert samples.read_sample(str(base / "out" / "hs_2.safetensors"))["states"].eq(1).all()
 """
 )
 
@@ -297,7 +314,7 @@ try:
     raise SystemExit("adopted a cut file")
 except ValueError:
     pass
-assert check.read_sample(str(base / "out" / "hs_4.safetensors"))["states"].eq(2).all()
+assert samples.read_sample(str(base / "out" / "hs_4.safetensors"))["states"].eq(2).all()
 """
 )
 

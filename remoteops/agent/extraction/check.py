@@ -1,19 +1,18 @@
-"""Reads back what was written and compares it with the rows it was made from; one pass, one sample in memory at a
-time."""
+"""Reads back what was written and compares it with the rows it was made from; one pass, a few samples at a time."""
 
 from __future__ import annotations
 
-import hashlib
+import collections
+import concurrent.futures
 import os
 import time
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from remoteops.agent import manifest
-from remoteops.agent.extraction.output import read_rows
+from remoteops.agent.extraction import hostkind, output, samples
 from remoteops.agent.protocol import AgentError
 
 NAMED = 200  # problems listed one by one; all are counted
-_TORCH_DTYPES = {"float32": "torch.float32", "bfloat16": "torch.bfloat16", "float16": "torch.float16"}
 
 
 class Report:
@@ -55,40 +54,22 @@ def check(
     header, report = found.header, Report()
     began = time.monotonic()
     lengths: List[int] = []
-    seen: Dict[str, Any] = {}
+    seen: Dict[bytes, List[Tuple[int, str]]] = {}
     total = size = checked = 0
     wanted = set()
-    expected_rows = sum(1 for _ in read_rows(out))
-    for number, row in enumerate(read_rows(out), 1):
+    expected_rows = output.count_rows(out)
+    for number, (row, name, finding) in enumerate(_inspected(out, found, report), 1):
         wanted.add(row.index)
-        name = manifest.file_name(header["format"], row.index)
-        entry = found.entries.get(row.index)
-        path = os.path.join(out, name)
-        if not os.path.exists(path):
-            report.add(row.index, name, "missing" if entry else "missing, and not in the manifest")
-            continue
-        if entry is None:
-            report.add(row.index, name, "not in the manifest")
-        elif entry.get("rejected"):
-            report.add(row.index, name, "rejected before: %s" % entry["rejected"])
-            continue
-        elif os.stat(path).st_size != entry.get("bytes"):
-            report.add(row.index, name, "%d bytes, the manifest says %s" % (os.stat(path).st_size, entry.get("bytes")))
-        try:
-            sample = read_sample(path)
-        except Exception as error:  # noqa: BLE001
-            report.add(row.index, name, "unreadable: %s" % (" ".join(str(error).split())[:200] or type(error).__name__))
-            continue
-        checked += 1
-        total += len(row.input_ids)
-        size += os.stat(path).st_size
-        lengths.append(len(row.input_ids))
-        _check_sample(report, row, name, sample, header)
-        digest = _digest(sample)
-        other = seen.setdefault(digest, (row.index, row.input_ids))
-        if other[1] != row.input_ids:
-            report.add(row.index, name, "the same states as row %d, which has other tokens" % other[0], other=other[0])
-        del sample
+        if finding is not None and not finding.readable:
+            report.add(row.index, name, finding.problems[0][0])
+        elif finding is not None:
+            checked += 1
+            total += len(row.input_ids)
+            size += finding.size
+            lengths.append(len(row.input_ids))
+            for problem, facts in finding.problems:
+                report.add(row.index, name, problem, **facts)
+            _compare_with_others(found, seen.setdefault(finding.fingerprint, []), row, name, report)
         if emit is not None and (number % 50 == 0 or number == expected_rows):
             emit("progress", samples=number, samples_total=expected_rows, tokens=total, bytes=size)
     for index in sorted(set(found.entries) - wanted):
@@ -148,31 +129,67 @@ def _reject(out: str, found: manifest.Output, report: Report) -> None:
             return
 
 
-def read_sample(path: str) -> Dict[str, Any]:
-    """{"input_ids": [int], "loss_mask": [int] | None, "states": tensor [S, L, H] or list of [S, H]}; memory mapped,
-    nothing in the file is executed."""
+def _inspected(
+    out: str, found: manifest.Output, report: Report
+) -> Iterator[Tuple[Any, str, Optional[samples.Finding]]]:
+    """Every row in order with its file's name and what was seen of it (None: nothing to read; ``report`` says why).
+
+    A few samples are read at once: nearly all of that is kernels and page faults, without the GIL.
+    """
     import torch
 
-    if path.endswith(".safetensors"):
-        from safetensors import safe_open
+    before, workers = torch.get_num_threads(), hostkind.writer_threads()
+    waiting: Deque[Tuple[Any, str, Any]] = collections.deque()
+    # Threads that each ask for a pool of their own only wait for one another.
+    with concurrent.futures.ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for row in output.read_rows(out):
+            name = manifest.file_name(found.header["format"], row.index)
+            path = os.path.join(out, name)
+            look = _listed(found.entries.get(row.index), path, name, row.index, report)
+            waiting.append((row, name, pool.submit(samples.inspect, path, row, found.header) if look else None))
+            if len(waiting) > 2 * workers:
+                yield _result(waiting.popleft())
+        while waiting:
+            yield _result(waiting.popleft())
+    torch.set_num_threads(before)
 
-        with safe_open(path, framework="pt") as stream:
-            return {
-                "input_ids": stream.get_tensor("token_ids").tolist(),
-                "loss_mask": None,
-                "states": stream.get_tensor("hidden_states"),
-            }
-    data = torch.load(path, mmap=True, weights_only=True, map_location="cpu")
-    return {
-        "input_ids": data["input_ids"].tolist(),
-        "loss_mask": data["loss_mask"].tolist(),
-        "states": data["hidden_states"],
-    }
+
+def _result(waiting: Tuple[Any, str, Any]) -> Tuple[Any, str, Optional[samples.Finding]]:
+    row, name, future = waiting
+    return row, name, None if future is None else future.result()
 
 
-def slots(states: Any) -> List[Any]:
-    """The layers of a sample as L tensors [S, H]."""
-    return list(states) if isinstance(states, (list, tuple)) else list(states.unbind(1))
+def _listed(entry: Optional[Mapping[str, Any]], path: str, name: str, index: int, report: Report) -> bool:
+    """Whether there is a file to read; what the manifest says of it that is not so goes into the report."""
+    try:
+        size = os.stat(path).st_size
+    except OSError:
+        report.add(index, name, "missing" if entry else "missing, and not in the manifest")
+        return False
+    if entry is None:
+        report.add(index, name, "not in the manifest")
+    elif entry.get("rejected"):
+        report.add(index, name, "rejected before: %s" % entry["rejected"])
+        return False
+    elif size != entry.get("bytes"):
+        report.add(index, name, "%d bytes, the manifest says %s" % (size, entry.get("bytes")))
+    return True
+
+
+def _compare_with_others(
+    found: manifest.Output, alike: List[Tuple[int, str]], row: Any, name: str, report: Report
+) -> None:
+    """Report a sample whose states are those of another row with other tokens. ``alike``: (row, hash of its tokens)
+    of samples with the same fingerprint, which this adds to."""
+    tokens = manifest.tokens_sha256(row.input_ids)
+    for index, other_tokens in alike:
+        if other_tokens == tokens:
+            return
+        other = manifest.file_name(found.header["format"], index)
+        if samples.same_states(os.path.join(found.path, name), os.path.join(found.path, other)):
+            report.add(row.index, name, "the same states as row %d, which has other tokens" % index, other=index)
+            return
+    alike.append((row.index, tokens))
 
 
 def statistics(lengths: List[int]) -> Dict[str, Any]:
@@ -187,60 +204,3 @@ def statistics(lengths: List[int]) -> Dict[str, Any]:
         "mean": round(sum(ordered) / len(ordered), 1),
         "max": ordered[-1],
     }
-
-
-def _check_sample(report: Report, row: Any, name: str, sample: Mapping[str, Any], header: Mapping[str, Any]) -> None:
-    import torch
-
-    if sample["input_ids"] != row.input_ids:
-        report.add(
-            row.index, name, "other tokens than its row (%d for %d)" % (len(sample["input_ids"]), len(row.input_ids))
-        )
-    if sample["loss_mask"] is not None and sample["loss_mask"] != row.loss_mask:
-        report.add(row.index, name, "another loss mask than its row")
-    states, layers = sample["states"], header["layers"]
-    count = len(states) if isinstance(states, (list, tuple)) else (states.shape[1] if states.dim() == 3 else -1)
-    if count != len(layers):
-        report.add(row.index, name, "%d layers, %d were asked for" % (count, len(layers)))
-        return
-    for slot, state in enumerate(slots(states)):
-        expected = [len(row.input_ids), header["hidden_size"]]
-        if list(state.shape) != expected:
-            report.add(
-                row.index,
-                name,
-                "slot %d (layer id %d) has shape %s, expected %s" % (slot, layers[slot], list(state.shape), expected),
-                slot=slot,
-            )
-            continue
-        if str(state.dtype) != _TORCH_DTYPES.get(header["dtype"]):
-            report.add(
-                row.index,
-                name,
-                "slot %d (layer id %d) is %s, expected %s"
-                % (slot, layers[slot], str(state.dtype).replace("torch.", ""), header["dtype"]),
-                slot=slot,
-            )
-        if not state.numel():
-            continue
-        low, high = torch.aminmax(state)
-        if not bool(torch.isfinite(torch.stack((low, high)).float()).all()):
-            bad = int((~torch.isfinite(state)).sum())
-            report.add(
-                row.index,
-                name,
-                "slot %d (layer id %d) has %d values that are not finite" % (slot, layers[slot], bad),
-                slot=slot,
-                count=bad,
-            )
-        elif float(low) == float(high) == 0.0:
-            report.add(row.index, name, "slot %d (layer id %d) is all zeros" % (slot, layers[slot]), slot=slot)
-
-
-def _digest(sample: Mapping[str, Any]) -> str:
-    import torch
-
-    digest = hashlib.blake2b(digest_size=16)
-    for state in slots(sample["states"]):
-        digest.update(memoryview(state.contiguous().flatten().view(torch.uint8).numpy()))
-    return digest.hexdigest()

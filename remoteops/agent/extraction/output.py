@@ -104,6 +104,19 @@ def read_rows(out: str) -> Iterator[StoredRow]:
         ) from None
 
 
+def count_rows(out: str) -> int:
+    """The number of rows in rows.jsonl. Raises AgentError(OutputMismatch) when it cannot be read."""
+    try:
+        with open(os.path.join(out, ROWS), "rb") as stream:
+            return sum(piece.count(b"\n") for piece in iter(lambda: stream.read(1 << 20), b""))
+    except OSError as error:
+        raise AgentError(
+            "OutputMismatch",
+            "%s cannot be read: %s" % (os.path.join(out, ROWS), error.strerror),
+            hint="resume the run; it writes the file again",
+        ) from None
+
+
 def finish(out: str, run_dir: str, job: Mapping[str, Any], loaded: Any, shape: modelinfo.Shape) -> Dict[str, Any]:
     """Write what belongs beside the samples; returns {"data_config","token_freq","dataset"?,"sample_lengths"?}
     (paths)."""

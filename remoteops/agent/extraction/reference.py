@@ -122,7 +122,7 @@ def _compare(
     device: Optional[str],
     emit: Optional[Callable[..., Any]],
 ) -> Dict[str, Any]:
-    from remoteops.agent.extraction.check import read_sample, slots
+    from remoteops.agent.extraction.samples import read_sample, slots
 
     ids = list(header["layers"])
     near = sorted({other for one in ids for other in (one - 1, one, one + 1) if 0 <= other <= shape.num_layers})
