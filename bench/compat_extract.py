@@ -3,7 +3,8 @@
     python compat_extract.py MODEL_DIR
 
 The scenarios are the ones under which a generator that merely runs gives wrong rows: mixed lengths, shared prefixes, a
-batch above max_num_batched_tokens, more prompts than max_num_seqs, the same batch twice, prompts of one token.
+batch above max_num_batched_tokens, more prompts than max_num_seqs, the same batch twice, prompts of one token, layers
+asked for in no order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-LAYERS = [1, 3, 5, 7]  # the generator's own convention: id k is the output of layer k; 7 is the last of 8
+LAYERS = [7, 1, 5, 3]  # the generator's own convention: id k is the output of layer k; 7 is the last of 8. In no order
 VOCABULARY = 512
 
 
@@ -95,7 +96,7 @@ def references(folder: Path) -> dict[str, list[list[list[Any]]]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    place = folder / "reference.pt"
+    place = folder / f"reference-{'-'.join(map(str, LAYERS))}.pt"
     if not place.exists():
         model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
         found = {n: [[reference(model, p) for p in batch] for batch in batches] for n, batches in scenarios().items()}

@@ -35,7 +35,7 @@ class StockEngine:
         self._library = library.start(job, chunked=False)
 
     def run(self, rows: Sequence[Any], store: Any, gate: Any = None) -> Dict[str, Any]:
-        order = sorted(self._job["layers"])
+        order = sorted(set(self._job["layers"]))  # asked for so, each once: it comes so, from a patched library too
         slots = [order.index(depth) for depth in self._job["layers"]]
         writer = Writer(store, gate, self._threads)
         try:
