@@ -66,7 +66,7 @@ def test_layers_are_written_in_the_order_of_the_job(
             super().__init__(layer_ids, patched)
 
     module = type("module", (), {"VllmHiddenStatesGenerator": Generator})
-    monkeypatch.setitem(sys.modules, library.MODULE, module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, library.MODULE, module)
     monkeypatch.setattr(library, "_cpu_memory", lambda *_: lambda: None)
     kept = Kept()
     engine = stock.StockEngine({"layers": layers, "model": "m"}, kept, threads=1)  # type: ignore[arg-type]
