@@ -136,6 +136,64 @@ def test_states_of_another_sample_and_a_cut_file_are_found(base: Path) -> None:
     assert set(told) == {1, 3}
 
 
+BESIDE = (
+    PREPARE
+    + """
+import shutil, time
+from remoteops.agent.extraction import inspector
+from remoteops.agent.extraction.reporting import Reporter
+from remoteops.agent.rundir import RunDir
+
+class Waiting(inspector.Inspector):
+    def seen(self, count):
+        until = time.time() + 60
+        while len(inspector.read_notes(self.notes)) < count and time.time() < until:
+            time.sleep(0.05)
+
+out = base / "out"
+job, loaded, made = fill("safetensors", out)
+reporter = Reporter(RunDir(str(base / "run")))
+with Waiting(str(out), reporter) as beside:
+    beside.seen(6)
+    (out / "hs_4.safetensors").write_bytes((out / "hs_4.safetensors").read_bytes()[:-4] + bytes(4))  # after it was read
+beside.raise_if_hopeless()
+read = []
+inspect = samples.inspect
+samples.inspect = lambda path, row, header: read.append(row.index) or inspect(path, row, header)
+report = check.check(str(out), notes=beside.notes)
+assert (report["ok"], report["checked"], read) == (True, 6, [4]), (report, read)
+assert check.check(str(out))["ok"] and len(read) == 7
+
+# All of the first samples are wrong: the run is asked to end, and resuming does them again.
+inspector.HOPELESS = 6
+shutil.rmtree(out)
+nothing = torch.randn
+torch.randn = lambda *shape: nothing(*shape) * float("nan")
+fill("safetensors", out)
+with Waiting(str(out), reporter) as beside:
+    beside.seen(6)
+    until = time.time() + 60
+    while not reporter.stopping and time.time() < until:
+        time.sleep(0.05)
+try:
+    beside.raise_if_hopeless()
+except Exception as error:
+    print("RESULT" + json.dumps({"kind": error.kind, "message": error.message, "stopping": reporter.stopping,
+        "todo": len(manifest.read(str(out)).todo(loaded.rows)[0]), "events": (base / "run/events.jsonl").read_text()}))
+"""
+)
+
+
+def test_samples_are_read_back_beside_a_run_and_one_that_writes_nonsense_is_ended(base: Path) -> None:
+    ended = json.loads(in_venv(BESIDE, str(base)).split("RESULT")[1])
+    assert ended["kind"] == "VerifyFailed"
+    assert "the first 6 samples are all wrong" in ended["message"]
+    assert "not finite" in ended["message"]
+    assert ended["stopping"] is True
+    assert ended["todo"] == 6
+    assert ended["events"].count("is wrong: slot 0") == 5
+
+
 TRAINER_030 = (
     PREPARE
     + """

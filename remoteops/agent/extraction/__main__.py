@@ -7,12 +7,13 @@ finish what is in flight.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 import threading
 import traceback
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, ContextManager, Dict, List, Mapping, Optional, Tuple
 
 from remoteops.agent import disk, modelinfo
 from remoteops.agent.extraction import dataset, output
@@ -77,14 +78,19 @@ def extract(job: Dict[str, Any], reporter: Reporter) -> int:
     loaded, shape, found = _prepare(job)
     todo, again = found.todo(loaded.rows)
     _announce(reporter, loaded, todo, again)
+    notes: Optional[str] = None
     if todo:
-        engine = _engine(job, shape, reporter, todo)
-        reporter.interruptible = False
-        try:
-            reporter.phase("extract", engine=engine.name)
-            counts = engine.run(todo, _store(job, shape, engine.name), _gate(job, reporter))
-        finally:
-            _within(SHUTDOWN, engine.close)
+        with _inspector(job, shape, loaded.rows, reporter) as beside:
+            notes = beside.notes if beside is not None else None
+            engine = _engine(job, shape, reporter, todo)
+            reporter.interruptible = False
+            try:
+                reporter.phase("extract", engine=engine.name)
+                counts = engine.run(todo, _store(job, shape, engine.name), _gate(job, reporter))
+            finally:
+                _within(SHUTDOWN, engine.close)
+        if beside is not None:
+            beside.raise_if_hopeless()
         if reporter.stopping:
             _settle(job, shape, loaded, reporter)
             reporter.outcome("stopped", **counts)
@@ -94,7 +100,8 @@ def extract(job: Dict[str, Any], reporter: Reporter) -> int:
     made = _settle(job, shape, loaded, reporter)
     from remoteops.agent.extraction import check
 
-    report = check.check(str(job["out"]), None, reference=int(job.get("reference") or 0), job=job, reject=True)
+    reference = int(job.get("reference") or 0)
+    report = check.check(str(job["out"]), None, reference=reference, job=job, reject=True, notes=notes)
     summary = {
         "rows": len(loaded.rows),
         "written": len(todo),
@@ -153,9 +160,22 @@ def _engine(job: Dict[str, Any], shape: Any, reporter: Reporter, todo: List[Any]
     if name not in ENGINES:
         raise AgentError("UsageError", "no engine %r" % name, hint="engines: auto, " + ", ".join(ENGINES))
     module, _, kind = ENGINES[name].partition(":")
-    row_bytes = len(job["layers"]) * shape.hidden_size * modelinfo.DTYPE_BYTES.get(str(job["dtype"]), 4)
-    memory = memory_for([len(row.input_ids) for row in todo], row_bytes)
+    memory = memory_for([len(row.input_ids) for row in todo], _token_bytes(job, shape))
     return getattr(importlib.import_module(module), kind)(job, reporter, memory, hostkind.writer_threads())
+
+
+def _inspector(job: Mapping[str, Any], shape: Any, rows: List[Any], reporter: Reporter) -> ContextManager[Any]:
+    """Reads samples back beside a run that is long enough, on a host with a core to spare; None otherwise."""
+    from remoteops.agent.extraction.inspector import WORTH_IT, Inspector
+
+    size = sum(len(row.input_ids) for row in rows) * _token_bytes(job, shape)
+    if size < WORTH_IT or (os.cpu_count() or 1) < 4:
+        return contextlib.nullcontext()
+    return Inspector(str(job["out"]), reporter)
+
+
+def _token_bytes(job: Mapping[str, Any], shape: Any) -> int:
+    return len(job["layers"]) * int(shape.hidden_size) * modelinfo.DTYPE_BYTES.get(str(job["dtype"]), 4)
 
 
 def _store(job: Mapping[str, Any], shape: Any, engine: str) -> Any:

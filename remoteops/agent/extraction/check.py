@@ -9,7 +9,7 @@ import time
 from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from remoteops.agent import manifest
-from remoteops.agent.extraction import hostkind, output, samples
+from remoteops.agent.extraction import hostkind, inspector, output, samples
 from remoteops.agent.protocol import AgentError
 
 NAMED = 200  # problems listed one by one; all are counted
@@ -38,10 +38,12 @@ def check(
     job: Optional[Mapping[str, Any]] = None,
     device: Optional[str] = None,
     reject: bool = False,
+    notes: Optional[str] = None,
 ) -> Dict[str, Any]:
     """Every row present, its tokens, shape, dtype, finite values, no two samples with the same states and other
     tokens; lengths.
 
+    ``notes``: what an inspector saw while the run went on; a file that has not changed since is not read again.
     ``reject`` enters wrong rows in the manifest, so that a resume does them again.
     ``reference``: that many rows are recomputed with transformers and compared per layer (reference.py).
     ``emit(event, **fields)`` gets ``progress``. Returns {"ok", "rows", "checked", "problem_count", "problem_rows",
@@ -58,7 +60,7 @@ def check(
     total = size = checked = 0
     wanted = set()
     expected_rows = output.count_rows(out)
-    for number, (row, name, finding) in enumerate(_inspected(out, found, report), 1):
+    for number, (row, name, finding) in enumerate(_inspected(out, found, report, notes), 1):
         wanted.add(row.index)
         if finding is not None and not finding.readable:
             report.add(row.index, name, finding.problems[0][0])
@@ -130,7 +132,7 @@ def _reject(out: str, found: manifest.Output, report: Report) -> None:
 
 
 def _inspected(
-    out: str, found: manifest.Output, report: Report
+    out: str, found: manifest.Output, report: Report, notes: Optional[str]
 ) -> Iterator[Tuple[Any, str, Optional[samples.Finding]]]:
     """Every row in order with its file's name and what was seen of it (None: nothing to read; ``report`` says why).
 
@@ -138,6 +140,7 @@ def _inspected(
     """
     import torch
 
+    noted = inspector.read_notes(notes)
     before, workers = torch.get_num_threads(), hostkind.writer_threads()
     waiting: Deque[Tuple[Any, str, Any]] = collections.deque()
     # Threads that each ask for a pool of their own only wait for one another.
@@ -145,8 +148,11 @@ def _inspected(
         for row in output.read_rows(out):
             name = manifest.file_name(found.header["format"], row.index)
             path = os.path.join(out, name)
-            look = _listed(found.entries.get(row.index), path, name, row.index, report)
-            waiting.append((row, name, pool.submit(samples.inspect, path, row, found.header) if look else None))
+            finding: Any = None
+            if _listed(found.entries.get(row.index), path, name, row.index, report):
+                finding = inspector.still_so(noted.pop(row.index, None), path)
+                finding = finding or pool.submit(samples.inspect, path, row, found.header)
+            waiting.append((row, name, finding))
             if len(waiting) > 2 * workers:
                 yield _result(waiting.popleft())
         while waiting:
@@ -155,8 +161,8 @@ def _inspected(
 
 
 def _result(waiting: Tuple[Any, str, Any]) -> Tuple[Any, str, Optional[samples.Finding]]:
-    row, name, future = waiting
-    return row, name, None if future is None else future.result()
+    row, name, finding = waiting
+    return row, name, finding.result() if isinstance(finding, concurrent.futures.Future) else finding
 
 
 def _listed(entry: Optional[Mapping[str, Any]], path: str, name: str, index: int, report: Report) -> bool:

@@ -96,12 +96,34 @@ def read_rows(out: str) -> Iterator[StoredRow]:
     try:
         with open(path, "rb") as stream:
             for line in stream:
-                record = json.loads(line)
-                yield StoredRow(record["index"], record["input_ids"], _unpack(record["loss_mask"]))
+                yield _stored_row(line)
     except (OSError, ValueError, KeyError) as error:
         raise AgentError(
             "OutputMismatch", "%s cannot be read: %s" % (path, error), hint="resume the run; it writes the file again"
         ) from None
+
+
+def _stored_row(line: bytes) -> StoredRow:
+    record = json.loads(line)
+    return StoredRow(record["index"], record["input_ids"], _unpack(record["loss_mask"]))
+
+
+class RowFile:
+    """rows.jsonl by index, with nothing but the places of the lines in memory. Raises OSError, ValueError."""
+
+    def __init__(self, out: str) -> None:
+        self._stream = open(os.path.join(out, ROWS), "rb")
+        self._places: Dict[int, int] = {}
+        place = 0
+        for line in self._stream:
+            self._places[json.loads(line)["index"]] = place
+            place += len(line)
+
+    def get(self, index: int) -> Optional[StoredRow]:
+        if index not in self._places:
+            return None
+        self._stream.seek(self._places[index])
+        return _stored_row(self._stream.readline())
 
 
 def count_rows(out: str) -> int:
