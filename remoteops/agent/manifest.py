@@ -20,6 +20,7 @@ import time
 import zipfile
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from remoteops.agent import lines
 from remoteops.agent.protocol import AgentError, encode
 
 SCHEMA = "remoteops.manifest/1"
@@ -219,14 +220,8 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> List[Dict[str,
 
 
 def append(out: str, entry: Mapping[str, Any]) -> None:
-    """Add one sample's line; one O_APPEND write, so that lines of several processes never mix."""
-    fd = os.open(os.path.join(out, NAME), os.O_WRONLY | os.O_APPEND)
-    try:
-        line = encode(dict(entry))
-        if os.write(fd, line) != len(line):
-            raise OSError("short write to %s: the disk is full" % os.path.join(out, NAME))
-    finally:
-        os.close(fd)
+    """Add one sample's line in one write, so that lines of several processes never mix. Raises OSError."""
+    lines.append(os.path.join(out, NAME), encode(dict(entry)), create=False)
 
 
 def reject(out: str, index: int, file: str, reason: str) -> None:

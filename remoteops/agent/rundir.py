@@ -22,6 +22,7 @@ import secrets
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
+from remoteops.agent import lines
 from remoteops.agent.protocol import AgentError, encode
 
 STATES = ("queued", "starting", "loading", "running", "verifying", "done", "failed", "stopped", "lost")
@@ -51,12 +52,8 @@ class RunDir:
         return os.path.join(self.path, name)
 
     def event(self, event: str, **fields: Any) -> None:
-        """Append one event; a single O_APPEND write, so that lines of several processes never mix."""
-        fd = os.open(self.events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(fd, encode({"event": event, "t": round(time.time(), 6), **fields}))
-        finally:
-            os.close(fd)
+        """Append one event; a single write, so that lines of several processes never mix. Raises OSError."""
+        lines.append(self.events, encode({"event": event, "t": round(time.time(), 6), **fields}))
 
     def read_events(self) -> Iterator[Dict[str, Any]]:
         """Every whole event so far; a torn last line is left for the next reader."""

@@ -19,6 +19,7 @@ from remoteops.agent import disk, modelinfo
 from remoteops.agent.extraction import dataset, output
 from remoteops.agent.extraction.arena import memory_for
 from remoteops.agent.extraction.reporting import Interrupted, Reporter, last_errors
+from remoteops.agent.lines import FULL
 from remoteops.agent.protocol import AgentError
 from remoteops.agent.rundir import RunDir, read_json
 
@@ -33,6 +34,7 @@ ENGINES = {
     "generator": "remoteops.agent.extraction.generator:GeneratorEngine",
     "generator-stock": "remoteops.agent.extraction.stock:StockEngine",
 }
+SETTLE_RESERVE = 16 << 20  # bytes that must be free before the files beside the samples are tried again
 SHUTDOWN = 60.0  # seconds that the libraries get to end by themselves
 
 
@@ -200,10 +202,19 @@ def _settle(job: Mapping[str, Any], shape: Any, loaded: Any, reporter: Reporter)
     """Make what was written durable and write what belongs beside it."""
     from remoteops.agent import manifest
 
-    current = manifest.read(str(job["out"]))
-    if current is not None:
-        _store(job, shape, "").sync_all(current.entries.values())
-    return output.finish(str(job["out"]), reporter.run.path, job, loaded, shape)
+    while True:
+        try:
+            current = manifest.read(str(job["out"]))
+            if current is not None:
+                _store(job, shape, "").sync_all(current.entries.values())
+            return output.finish(str(job["out"]), reporter.run.path, job, loaded, shape)
+        except OSError as error:
+            # The samples are there; what belongs beside them is small, and waits for room as they did.
+            if error.errno not in FULL:
+                raise
+            gate = disk.Gate(str(job["out"]), SETTLE_RESERVE, reporter.run.path)
+            if not gate.wait(0, lambda: reporter.stopping, failed=True):
+                raise
 
 
 def _within(seconds: float, call: Any) -> None:

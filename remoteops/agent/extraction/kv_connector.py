@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as stock
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
+from remoteops.agent import lines
 from remoteops.agent.disk import Gate
 from remoteops.agent.extraction.arena import Ranges
 from remoteops.agent.extraction.formats import Store
@@ -184,11 +186,10 @@ class _Sink:
         )
 
     def _failed(self, index: int, error: str) -> None:
-        fd = os.open(self._errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(fd, json.dumps({"index": index, "error": error}).encode() + b"\n")
-        finally:
-            os.close(fd)
+            lines.append(self._errors, json.dumps({"index": index, "error": error}).encode() + b"\n", mode=0o644)
+        except OSError as problem:  # the engine's side notices that the row never came; the log says why
+            sys.stderr.write("row %d could not be written: %s (nor told: %s)\n" % (index, error, problem))
 
 
 class _Rows:

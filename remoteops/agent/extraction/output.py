@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import datetime
 import importlib.metadata
+import io
 import json
 import os
 import shutil
@@ -264,7 +265,10 @@ def _token_frequencies(run_dir: str, rows: Sequence[Any]) -> str:
         counts.update(one for one, trained in zip(row.input_ids, row.loss_mask) if trained)
     path = os.path.join(run_dir, "token_freq.pt")
     temporary = path + manifest.PARTIAL
-    torch.save(dict(counts), temporary)
+    held = io.BytesIO()
+    torch.save(dict(counts), held)  # onto a full disk it would raise something that names no disk
+    with open(temporary, "wb") as stream:
+        stream.write(held.getbuffer())
     os.replace(temporary, path)
     return path
 

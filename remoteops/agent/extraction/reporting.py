@@ -8,11 +8,13 @@ import re
 import signal
 import threading
 import time
-from typing import Any, Deque, List, Optional, Tuple
+from typing import Any, Deque, Dict, List, Optional, Tuple
 
 from remoteops.agent.rundir import RunDir
 
 INTERVAL = 1.0  # seconds between two progress events
+UNSAID = 100  # events kept while the disk is full; counts go first
+PATIENCE = 60.0  # seconds that the last event waits for room
 WINDOW = 15.0  # seconds over which tokens_per_s is taken
 _ERROR = re.compile(
     r"[A-Za-z_][\w.]*(Error|Exception|Died|Interrupt)(: .+)?$"
@@ -43,6 +45,7 @@ class Reporter:
         self.signal: Optional[int] = None
         self.interruptible = False
         self.written = {"samples": 0, "tokens": 0, "bytes": 0}
+        self._unsaid: List[Dict[str, Any]] = []  # events that a full disk did not take yet
 
     @property
     def stopping(self) -> bool:
@@ -65,16 +68,38 @@ class Reporter:
         self.samples_total, self.tokens_total, self._done = samples_total, tokens_total, (done_samples, done_tokens)
 
     def phase(self, name: str, **fields: Any) -> None:
-        self.run.event("phase", phase=name, **fields)
+        self._tell("phase", phase=name, **fields)
 
     def notice(self, text: str, **fields: Any) -> None:
-        self.run.event("notice", text=text, **fields)
+        self._tell("notice", text=text, **fields)
 
     def failure(self, kind: str, message: str, hint: str = "", **fields: Any) -> None:
-        self.run.event("failure", kind=kind, message=message, hint=hint, **fields)
+        self._tell("failure", kind=kind, message=message, hint=hint, **fields)
 
     def outcome(self, state: str, **summary: Any) -> None:
-        self.run.event("outcome", state=state, summary=summary)
+        """The last word of the run; a disk that is full is waited for, because without it the run counts as failed."""
+        deadline = time.monotonic() + PATIENCE
+        said = self._tell("outcome", state=state, summary=summary)
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.5)
+            said = self._flush()
+
+    def _tell(self, event: str, **fields: Any) -> bool:
+        """Append an event. A full disk must not end a run that could go on: what cannot be said is said later."""
+        self._unsaid.append({"event": event, "t": round(time.time(), 6), **fields})
+        return self._flush()
+
+    def _flush(self) -> bool:
+        while self._unsaid:
+            try:
+                self.run.event(**self._unsaid[0])
+            except OSError:
+                if len(self._unsaid) > UNSAID:
+                    counts = [at for at, one in enumerate(self._unsaid) if one["event"] == "progress"]
+                    del self._unsaid[counts[0] if counts else 0]
+                return False
+            self._unsaid.pop(0)
+        return True
 
     def progress(self, samples: int, tokens: int, size: int, *, force: bool = False) -> None:
         """Counts written by this process so far; an event at most once a second unless ``force``."""
@@ -87,7 +112,7 @@ class Reporter:
         while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW:
             self._seen.popleft()
         (_, before), span = self._seen[0], now - self._seen[0][0]
-        self.run.event(
+        self._tell(
             "progress",
             samples=self._done[0] + samples,
             samples_total=self.samples_total,

@@ -6,12 +6,11 @@ held up. Nothing here imports torch: a sample is whatever ``store.write(row, sta
 
 from __future__ import annotations
 
-import errno
 import queue
 import threading
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+from remoteops.agent.lines import FULL
 
 
 class Sample:
