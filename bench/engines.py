@@ -1,12 +1,13 @@
 """Are the engines right? Every prompt of a run on real vLLM is recomputed with transformers.
 
-    python bench/engines.py --python VENV/bin/python --engine connector --shape qwen3
-    python bench/engines.py --python VENV/bin/python --provider-path WHEEL --consumer 0.3.0 --trees DIR --engine generator
+    python bench/engines.py --python PYTHON --engine connector --shape qwen3
+    python bench/engines.py --python PYTHON --provider-path WHEEL --consumer 0.3.0 --trees DIR --engine generator
 
 The second form puts an unpacked vLLM (and the consumer, with the plan of ``fab patch`` applied) before what the venv
 holds. Each prompt goes through one engine process: first a mix (one token to longer than the token budget, shared
-prefixes, the same prompt twice) under a KV cache so small and chunks so short that vLLM preempts, then 64 prompts in one
-step, then one alone. float32. Results are kept in bench/engines.json; bench/compatibility.py makes its page of them.
+prefixes, the same prompt twice) under a KV cache so small and chunks so short that vLLM preempts, then 64 prompts in
+one step, then one alone. float32. Results are kept in bench/engines.json, of which bench/compatibility.py makes its
+page.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -139,7 +139,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             )
     lines = done.stdout.decode().strip().splitlines()
     if done.returncode or not lines:
-        return {**job, "error": "status %d" % done.returncode, "log": log.read_text(errors="replace")[-2500:]}
+        return {**job, "error": f"status {done.returncode}", "log": log.read_text(errors="replace")[-2500:]}
     return dict(json.loads(lines[-1]))
 
 
@@ -151,7 +151,7 @@ def planned(options: argparse.Namespace, folder: Path) -> str:
     from remoteops import sources
 
     ours = compatibility.tree("speculators", options.consumer, options.trees, offline=False)
-    assert ours is not None, "no sources of speculators %s" % options.consumer
+    assert ours is not None, f"no sources of speculators {options.consumer}"
     provider = options.provider_path or compatibility.site_packages(options.python)
     tree, _ = compatibility.planned(ours, sources.local_tree(provider, "vllm"), folder / "consumer")
     if options.bare:
@@ -174,7 +174,7 @@ def build(folder: Path, shape: str) -> None:
             if parameter.dim() >= 2:
                 parameter.mul_(6)
     model.save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({"t%d" % i: i for i in range(VOCABULARY)}, unk_token="t0"))
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, bos_token="t1", eos_token="t2", pad_token="t3"
@@ -188,7 +188,7 @@ def child(job: dict[str, Any]) -> int:
     try:
         answer = json.dumps(run(job)).encode()
         status = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the log gets it, the caller an empty answer
         import traceback
 
         traceback.print_exc()
@@ -213,7 +213,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    model = Path(job["work"]) / ("%s-%s" % (job["shape"], transformers.__version__.split(".")[0]))
+    model = Path(job["work"]) / f"{job['shape']}-{transformers.__version__.split('.')[0]}"
     if not (model / "tokenizer.json").exists():
         build(model, job["shape"])
     parts = prompts()

@@ -18,7 +18,7 @@ from remoteops.agent.extraction import layers as layer_ids
 from remoteops.agent.protocol import AgentError
 from remoteops.errors import AuditBroken, PreflightFailed, RemoteOpsError
 from remoteops.inventory import Host
-from remoteops.job import LOCAL, OnEvent, Options, build, label, local_file, place_dataset
+from remoteops.job import LOCAL, OnEvent, Options, build, label, local_file, look_over, place_dataset
 from remoteops.remote import Agent, open_agent
 
 REFERENCE_UP_TO = (
@@ -96,6 +96,7 @@ def extract(
     following was stopped (the run goes on).
     """
     began = time.monotonic()
+    look_over(host, options or Options())
     with _using(host, agent) as door:
         connected = time.monotonic() - began
         started = start(host, options or Options(), agent=door, on_event=on_event)
@@ -154,7 +155,7 @@ def start(host: Host, options: Options, *, agent: Agent, on_event: OnEvent | Non
             document = _audit(host, found, agent)
         if probe.breaks(document) and options.patch:
             with clock("patch"):
-                patched = _patch(host, agent, tell)
+                patched = _patch(host, agent, found["shape"]["architecture"] or None, tell)
             with clock("audit"):
                 document = _audit(host, found, agent)
         tell({"event": "audit", "breaks": len(probe.breaks(document)), "findings": probe.breaks(document)})
@@ -327,8 +328,8 @@ def _audit(host: Host, found: Mapping[str, Any], agent: Agent) -> dict[str, Any]
     return probe.probe(host, agent=agent, baseline=None, model=found["shape"]["architecture"] or None)
 
 
-def _patch(host: Host, agent: Agent, tell: OnEvent) -> dict[str, Any]:
-    planned = patch.plan(host, agent=agent)
+def _patch(host: Host, agent: Agent, model: str | None, tell: OnEvent) -> dict[str, Any]:
+    planned = patch.plan(host, model=model, agent=agent)
     tell({"event": "patch", **planned.as_dict()})
     return patch.apply(host, planned, agent=agent, on_event=tell).as_dict()
 

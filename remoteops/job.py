@@ -17,6 +17,14 @@ from remoteops.schema import Workload
 
 OnEvent = Callable[[dict[str, Any]], None]
 LOCAL = "local:"
+ENGINES = ("auto", "connector", "generator", "generator-stock")
+# option -> (least, most); None: no limit
+RANGES: dict[str, tuple[int, int | None]] = {
+    "samples": (1, None),
+    "max_length": (1, None),
+    "reference": (0, None),
+    "max_dropped": (0, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -101,37 +109,51 @@ def build(host: Host, options: Options, agent: Agent) -> dict[str, Any]:
                 tried=f"`{name}` of its workload",
                 hint=f"set it in inventory.yaml, or give --{name}",
             )
-    if job["samples"] is not None and int(job["samples"]) < 1:
-        raise UsageError(
-            "samples must be at least 1",
-            host=host.name,
-            tried=f"samples {job['samples']}",
-            hint="leave it out for the whole dataset",
-        )
-    _check_choices(host, job)
+    _refuse(host, job)
     return job
 
 
-def _check_choices(host: Host, job: Mapping[str, Any]) -> None:
+def look_over(host: Host, options: Options) -> None:
+    """Refuse what the command line alone shows to be wrong, before anything is started or connected to. Raises
+    UsageError."""
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    _refuse(host, given)
+    dataset = str(given.get("dataset", host.workload.dataset or ""))
+    if dataset.startswith(LOCAL) and options.resume is None:
+        local_file(host, dataset)
+
+
+def _refuse(host: Host, job: Mapping[str, Any]) -> None:
     """What the inventory's schema allows is all that the command line may say, and is refused before a model is
     loaded for it."""
-    for name in ("format", "dtype"):
-        allowed = get_args(Workload.model_fields[name].annotation)
-        if job[name] not in allowed:
+    for name in ("format", "dtype", "engine"):
+        allowed = ENGINES if name == "engine" else get_args(Workload.model_fields[name].annotation)
+        if name in job and job[name] not in allowed:
             raise UsageError(
                 f"there is no {name} '{job[name]}'",
                 host=host.name,
                 tried=f"--{name} {job[name]}",
                 hint="one of " + ", ".join(allowed),
             )
-    for name, most in (("reference", None), ("max_dropped", 1)):
+    for name, (least, most) in RANGES.items():
         value = job.get(name)
-        if value is not None and (value < 0 or (most is not None and value > most)):
+        if value is not None and (value < least or (most is not None and value > most)):
             flag = name.replace("_", "-")
             raise UsageError(
-                f"{flag} must be {'0 or more' if most is None else f'from 0 to {most}'}, not {value}",
+                f"{flag} must be {f'at least {least}' if most is None else f'from {least} to {most}'}, not {value}",
                 host=host.name,
                 tried=f"--{flag} {value}",
+                hint="leave it out for the whole dataset" if name == "samples" else "",
+            )
+    layers = job.get("layers")
+    if layers is not None and layers != "default":
+        words = layers.replace(",", " ").split() if isinstance(layers, str) else [str(one) for one in layers]
+        if not words or not all(one.removeprefix("-").isdigit() for one in words):
+            raise UsageError(
+                f"layer ids are whole numbers, not {layers!r}",
+                host=host.name,
+                tried=f"--layers {layers}",
+                hint="--layers default, or for example --layers 2,30,58,61",
             )
 
 

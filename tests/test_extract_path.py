@@ -86,16 +86,34 @@ def test_nothing_named_is_a_usage_error(host: Host) -> None:
     assert caught.value.exit_code == 2
     with pytest.raises(errors.UsageError, match="samples"):
         extract.extract(host, Options(samples=0))
-    for wrong, words in (
+    assert runs.list(host)["runs"] == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (Options(samples=-3), "samples must be at least 1, not -3"),
+        (Options(max_length=0), "max-length must be at least 1"),
+        (Options(layers="a,b"), "layer ids are whole numbers"),
+        (Options(layers=""), "layer ids are whole numbers"),
+        (Options(dataset="local:/nowhere/rows.jsonl"), "no local file /nowhere/rows.jsonl"),
         (Options(format="parquet"), "there is no format 'parquet'"),
         (Options(dtype="int7"), "there is no dtype 'int7'"),
         (Options(engine="magic"), "no engine 'magic'"),
-        (Options(reference=-1), "reference must be 0 or more"),
+        (Options(reference=-1), "reference must be at least 0"),
         (Options(max_dropped=20.0), "max-dropped must be from 0 to 1"),
-    ):
-        with pytest.raises(errors.UsageError, match=words):
-            extract.extract(host, wrong)
-    assert runs.list(host)["runs"] == []
+    ],
+)
+def test_what_the_command_line_alone_shows_to_be_wrong_is_refused_before_anything_is_reached(
+    host: Host, monkeypatch: pytest.MonkeyPatch, wrong: Options, words: str
+) -> None:
+    def reached(*_: Any, **__: Any) -> None:
+        pytest.fail("the host was reached")
+
+    monkeypatch.setattr(extract, "open_agent", reached)
+    with pytest.raises(errors.UsageError, match=words) as caught:
+        extract.extract(host, wrong)
+    assert caught.value.exit_code == 2
 
 
 def test_breaks_stop_the_generator_and_name_the_command_that_mends_them(
