@@ -23,6 +23,7 @@ from remoteops.agent.audit.values import (
     ExternalInstance,
     FunctionValue,
     Instance,
+    LambdaValue,
     ModuleValue,
     PartialValue,
     Sequence,
@@ -218,9 +219,9 @@ class Attributes(ModuleValues):
             return FunctionValue(function, None if isinstance(receiver, ClassValue) else receiver)
         if self.classes.is_enum(info) and not member.name.startswith("_") and isinstance(member.node, ast.Assign):
             return Instance(info, True)
-        return self._class_level(member, reach)
+        return self._class_level(member, reach, receiver)
 
-    def _class_level(self, member: Member, reach: bool) -> Value:
+    def _class_level(self, member: Member, reach: bool, receiver: Optional[Value] = None) -> Value:
         info, node = member.owner, member.node
         unknown = Unknown(reach, info.dotted + "." + member.name)
         if isinstance(node, ast.AnnAssign):
@@ -235,6 +236,10 @@ class Attributes(ModuleValues):
             value = self.evaluate(expression, scope)
             if isinstance(value, FunctionValue) and value.info.owner is info:
                 return value
+            if isinstance(value, LambdaValue):
+                value = value._replace(name=info.dotted + "." + member.name)
+                plain = isinstance(receiver, Instance) and isinstance(node, ast.Assign)
+                return BoundMethod(value, receiver) if plain and receiver is not None else value
             if any(isinstance(o, Instance) and self.classes.member(o.info, "__get__") for o in options(value)):
                 return unknown
             if value != UNKNOWN:

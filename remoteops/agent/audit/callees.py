@@ -85,7 +85,10 @@ class Callees(Calls):
                 else inner
             )
         if isinstance(option, LambdaValue):
-            return Callee(from_arguments(option.node.args), "<lambda>")
+            module, line = option.scope.module, int(option.node.lineno)
+            name = option.name or module.name + ".<lambda>"
+            reach = self.in_provider(module)
+            return Callee(from_arguments(option.node.args), name, "", module.file, line, provider=reach)
         return None
 
     def _function_callee(self, option: FunctionValue) -> Callee:

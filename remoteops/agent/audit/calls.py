@@ -50,6 +50,8 @@ class Calls(Known):
         if isinstance(option, ClassValue):
             if any(n in ("typing.TypedDict",) for n in self.classes.lineage(option.info).external):
                 return Sequence("dict", None, None)
+            if len(node.args) > 1 and self.classes.is_enum(option.info):
+                return Unknown(self.in_provider(option.info.module), "a class made by %s" % option.info.name)
             made = self._made_by_new(option)
             if made is not None:
                 return made
@@ -67,14 +69,28 @@ class Calls(Known):
         if isinstance(option, BoundMethod):
             if isinstance(option.function, FunctionValue):
                 return self.returned(option.function.info, option.receiver)
+            if isinstance(option.function, LambdaValue):
+                return self._lambda_result(option.function, node, scope, option.receiver)
             return UNKNOWN
         if isinstance(option, CallableValue):
             return option.result
         if isinstance(option, LambdaValue):
-            return self.evaluate(option.node.body, option.scope)
+            return self._lambda_result(option, node, scope)
         if isinstance(option, External):
             return self._external_result(option, node, scope)
         return Unknown(reaches(option), "the result of a call that was not followed")
+
+    def _lambda_result(self, option: LambdaValue, node: ast.Call, scope: Any, *bound: Value) -> Value:
+        """A lambda's expression with its parameters filled: a global of the same name is not meant."""
+        given = option.node.args
+        inner = type(self.module_scope(option.scope.module))(self, option.scope.module, None, outer=option.scope)
+        for argument in [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]:
+            if argument is not None:
+                inner.names[argument.arg] = UNKNOWN
+        starred = any(isinstance(a, ast.Starred) for a in node.args)
+        passed = list(bound) + [self.evaluate(a, scope) for a in node.args if not starred]
+        inner.names.update({a.arg: v for a, v in zip(given.posonlyargs + given.args, passed)})
+        return self.evaluate(option.node.body, inner)
 
     def _made_by_new(self, option: ClassValue) -> Optional[Value]:
         """What a class's own ``__new__`` returns, where it returns objects of other classes."""

@@ -18,18 +18,22 @@ from remoteops.agent.audit.signatures import (
     Outcome,
     Signature,
     bind,
+    unparse,
 )
 from remoteops.agent.audit.sites import Problem
 from remoteops.agent.audit.values import (
     BoundMethod,
+    CallableValue,
     ClassValue,
     Const,
     External,
     ExternalInstance,
     FunctionValue,
     Instance,
+    LambdaValue,
     PartialValue,
     Sequence,
+    SuperValue,
     Unknown,
     Value,
     options,
@@ -50,7 +54,8 @@ class CallSites(Keeper):
             if callee is not None:
                 judged.append((option, callee))
         if not judged:
-            self._not_callable(node, value, scope)
+            if not self._not_callable(node, value, scope):
+                self._not_known(node, value, scope)
             return
         option, callee = judged[0]
         site = self.site(
@@ -89,7 +94,7 @@ class CallSites(Keeper):
             # Of several definitions, what fails in each is sure; if each fails otherwise, the first tells.
             common = [p for p in outcome.problems if all(p in o.problems for _c, o in failing)]
             common = common or list(outcome.problems)
-            problems = tuple(_call_problem(worst, p, everywhere and p in common) for p in outcome.problems)
+            problems = tuple(call_problem(worst, p, everywhere and p in common) for p in outcome.problems)
             if self.replacing:
                 problems = self._override_problems(failing, len(judged), everywhere)
             self.settle(
@@ -119,25 +124,45 @@ class CallSites(Keeper):
         if not self.muted and not self.dead:
             self.calls_met.append((site, node, option, callee, scope))
 
-    def _not_callable(self, node: ast.Call, value: Value, scope: FlowScope) -> None:
+    def _not_callable(self, node: ast.Call, value: Value, scope: FlowScope) -> bool:
         """A property of the provider that is called: what it gives is called, and that may be nothing to call."""
         if not isinstance(node.func, ast.Attribute) or self.muted:
-            return
+            return False
         base = self.quiet(node.func.value, scope)
         hits = [h for h in self.attribute(base, node.func.attr).hits if self.touches(h.option)]
         functions = [
             self.classes.function(h.member) for h in hits if h.member is not None and h.member.kind == "method"
         ]
         if not functions or any(f is None or self.decorators.flavour(f) != "property" for f in functions):
-            return
+            return False
         if not all(self._surely_no_function(o) for o in options(value)):
-            return
+            return False
         reached = self.path_to(hits[0].option) + "." + node.func.attr
         site = self.site("call", node, scope, symbol=hits[0].target, reached=reached)
         message = "'%s' object is not callable: %s is a property" % (_type_name(options(value)[0]), node.func.attr)
         at = "%s:%d" % (functions[0].module.file, functions[0].unit.line) if functions[0] is not None else ""
         problem = Problem("missing-attribute", "__call__", error="TypeError", message=message, now=message, now_at=at)
         self.settle(site, S.BREAK, "", (problem,))
+        return True
+
+    def _not_known(self, node: ast.Call, value: Value, scope: FlowScope) -> None:
+        """Something of the provider is called of which the sources do not tell what it takes: never called fine."""
+        if not any(isinstance(o, CallableValue) or (isinstance(o, Unknown) and o.reach) for o in options(value)):
+            return
+        name = unparse(node.func)
+        if isinstance(node.func, ast.Attribute):
+            end = str(getattr(node.func, "end_col_offset", ""))
+            place = (scope.module.name, node.func.lineno, node.func.col_offset, "attribute" + end, "")
+            looked_up = self.sites.get(place)
+            if looked_up is None or looked_up.status != S.OK or looked_up.receiver is None:
+                return
+            if isinstance(looked_up.receiver, SuperValue):
+                return
+            name = looked_up.reached
+        elif not isinstance(node.func, ast.Name) or not any(isinstance(o, Unknown) for o in options(value)):
+            return
+        site = self.site("call", node, scope, symbol=name, reached=name)
+        self.settle(site, S.UNRESOLVED, "what %s takes does not show in the sources" % name)
 
     def _surely_no_function(self, option: Value) -> bool:
         if isinstance(option, Instance):
@@ -159,7 +184,7 @@ class CallSites(Keeper):
         found: List[Problem] = []
         for name, group in sorted(grouped.items()):
             callee, outcome = group[0]
-            one = _call_problem(callee, next(p for p in outcome.problems if p.name == name), False)
+            one = call_problem(callee, next(p for p in outcome.problems if p.name == name), False)
             classes = sorted(
                 {c.function.owner.name for c, _o in group if c.function is not None and c.function.owner is not None}
             )
@@ -181,7 +206,7 @@ class CallSites(Keeper):
     def _provider_callee(self, option: Value) -> Optional[Callee]:
         if isinstance(option, (External, Unknown, ExternalInstance)):
             return None
-        if isinstance(option, (FunctionValue, PartialValue, BoundMethod, Instance)):
+        if isinstance(option, (FunctionValue, PartialValue, BoundMethod, Instance, LambdaValue)):
             callee = self.callee(option) if self.touches(option) or isinstance(option, PartialValue) else None
             return callee if callee is not None and callee.provider else None
         if isinstance(option, ClassValue):
@@ -246,7 +271,7 @@ def _type_name(option: Value) -> str:
     return option.dotted if isinstance(option, ExternalInstance) else getattr(option, "kind", "value")
 
 
-def _call_problem(callee: Callee, problem: Any, sure: bool) -> Problem:
+def call_problem(callee: Callee, problem: Any, sure: bool) -> Problem:
     signature = callee.signature
     assert signature is not None
     name = (

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 
 from remoteops.agent.audit import stores
 from remoteops.agent.audit.bases import base_names, known_base
+from remoteops.agent.audit.functional import made_class, makes_class
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo, Index, Symbol, is_overload
 from remoteops.agent.audit.modules import is_type_checking, last_name
 from remoteops.agent.audit.syntax import Unit, unit_of, walk_shallow
@@ -148,7 +149,11 @@ class Classes:
         if symbol is not None and symbol.kind == "variable" and symbol.binding is not None:
             value = getattr(symbol.binding.node, "value", None)
         if isinstance(value, ast.Call) and last_name(value.func) in ("namedtuple", "NamedTuple"):
-            return "typing.NamedTuple", None
+            module = symbol.module if symbol is not None and symbol.module is not None else info.module
+            maker = self.symbol_in(module, value.func)
+            if maker is not None and makes_class(maker.name, value):
+                made = made_class(maker.name, value, module)
+                return (made.dotted, made) if made is not None else None
         return None
 
     def lineage(self, info: ClassInfo) -> Lineage:

@@ -8,6 +8,7 @@ from typing import Any, Iterator, List, Optional
 from remoteops.agent.audit.evaluate import Evaluator, Scope
 from remoteops.agent.audit.flowscope import FlowScope
 from remoteops.agent.audit.modules import last_name
+from remoteops.agent.audit.plain import NOTHING
 from remoteops.agent.audit.signatures import unparse
 from remoteops.agent.audit.syntax import FunctionNode
 from remoteops.agent.audit.values import (
@@ -16,6 +17,7 @@ from remoteops.agent.audit.values import (
     ClassValue,
     Const,
     External,
+    ExternalInstance,
     FunctionValue,
     Instance,
     Sequence,
@@ -178,14 +180,14 @@ class Conditions(Evaluator):
             and test.comparators[0].value is None
         ):
             if isinstance(test.ops[0], (ast.Is, ast.Eq)):
-                self._none(test.left, truth, scope)
-            elif isinstance(test.ops[0], (ast.IsNot, ast.NotEq)):
-                self._none(test.left, not truth, scope)
+                return self._none(test.left, truth, scope)
+            if isinstance(test.ops[0], (ast.IsNot, ast.NotEq)):
+                return self._none(test.left, not truth, scope)
         elif isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.In, ast.NotIn)):
             if isinstance(test.ops[0], ast.In) is truth:
                 self._asked_for(test.left, test.comparators[0], scope)
         elif isinstance(test, (ast.Name, ast.Attribute)) and truth:
-            self._none(test, False, scope)
+            return self._none(test, False, scope)
         return True
 
     def _asked_for(self, left: ast.expr, right: ast.expr, scope: FlowScope) -> None:
@@ -197,15 +199,19 @@ class Conditions(Evaluator):
         elif any(_lists_parameters(expression) for expression in (right, *_written(right, scope))):
             scope.present.add(("()", left.value))
 
-    def _none(self, node: ast.expr, is_none: bool, scope: FlowScope) -> None:
+    def _none(self, node: ast.expr, is_none: bool, scope: FlowScope) -> bool:
+        """Writes in that something is None, or is not. False when it cannot be so."""
         target = node.target if isinstance(node, ast.NamedExpr) else node
         if not isinstance(target, (ast.Name, ast.Attribute)):
-            return
+            return True
         value = self.quiet(target, scope)
+        if isinstance(value, ExternalInstance) and value.dotted == NOTHING:
+            return is_none
         if is_none:
             self.refine(target, NONE, scope)
         elif isinstance(value, Union_) and NONE in value.options:
             self.refine(target, join([o for o in value.options if o != NONE]), scope)
+        return True
 
     def refine(self, target: ast.expr, value: Value, scope: FlowScope) -> None:
         if isinstance(target, ast.Name):

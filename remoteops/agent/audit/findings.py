@@ -189,13 +189,13 @@ def _place(site: Site, problem: Problem, context: Context) -> Tuple[str, str, st
         if place is not None:
             edit = (
                 {"edit": "rename-import", "name": site.reached, "to": place["symbol"]}
-                if site.kind == "import"
+                if site.kind == "import" and not isinstance(site.node, ast.Call)
                 else None
             )
             return "moved-symbol", "now %s" % place["symbol"], place["at"], edit
         return problem.kind, problem.now, problem.now_at, None
     renamed = moved.attribute(site, problem.detail)
-    if renamed is not None:
+    if renamed is not None and not (site.kind == "attribute" and isinstance(site.node, ast.Call)):
         told = "renamed to %s (%s)" % (renamed["new"], renamed["why"])
         return (
             problem.kind,

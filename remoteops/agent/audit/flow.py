@@ -6,7 +6,7 @@ import ast
 from typing import Any, FrozenSet, List, Optional, Set
 
 from remoteops.agent.audit.conditions import Conditions
-from remoteops.agent.audit.flowscope import FlowScope
+from remoteops.agent.audit.flowscope import FlowScope, exceptions
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo, Index
 from remoteops.agent.audit.modules import Module, handler_catches, is_type_checking, last_name
 from remoteops.agent.audit.signatures import unparse
@@ -41,6 +41,7 @@ class Flow(Conditions):
         self.muted = 0
         self.caught: List[FrozenSet[str]] = []
         self.version_guard = 0
+        self.handling = 0  # in the type of an except clause, which is looked up only when something is raised
         self.statement: Optional[ast.stmt] = None
         self.failed_imports: Set[int] = set()
 
@@ -314,10 +315,14 @@ class Flow(Conditions):
             for name, value in inside.names.items():
                 after.names.setdefault(name, value)
             unreachable = not broken and self._only_our_imports(node, handler)
-            if handler.name:
-                after.names[handler.name] = UNKNOWN
             if unreachable:
                 self.dead += 1
+            self.handling += 1
+            raised = self.evaluate(handler.type, after)
+            self.handling -= 1
+            if handler.name:
+                grouped = node.__class__.__name__ == "TryStar"
+                after.names[handler.name] = UNKNOWN if grouped else exceptions(raised)
             done = self.walk(handler.body, after)
             if unreachable:
                 self.dead -= 1
@@ -383,10 +388,6 @@ class Flow(Conditions):
             if not self.walk(case.body, inside):
                 ends.append(inside)
         scope.take(ends)
-
-    # -- expressions that need the flow ------------------------------------------------------------------------------
-
-    # -- conditions --------------------------------------------------------------------------------------------------
 
 
 def _postponed(module: Module) -> bool:

@@ -9,8 +9,16 @@ from remoteops.agent.audit.evaluate import Evaluator, Scope
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo
 from remoteops.agent.audit.modules import Module
 from remoteops.agent.audit.values import (
+    UNKNOWN,
+    ClassValue,
+    External,
+    ExternalInstance,
+    Instance,
+    Sequence,
+    Unknown,
     Value,
     join,
+    options,
 )
 
 
@@ -70,3 +78,18 @@ class FlowScope(Scope):
         while at.node is None and isinstance(at.outer, FlowScope):
             at = at.outer
         return at  # type: ignore[no-any-return]
+
+
+def exceptions(raised: Value) -> Value:
+    """What ``except raised as e`` binds: an object of the class, or of one derived from it."""
+    found: List[Value] = []
+    for option in options(raised):
+        if isinstance(option, Sequence) and option.parts is not None:
+            found += [exceptions(part) for part in option.parts]
+        elif isinstance(option, ClassValue):
+            found.append(Instance(option.info))
+        elif isinstance(option, External):
+            found.append(ExternalInstance(option.dotted))
+        else:
+            found.append(option if isinstance(option, Unknown) else UNKNOWN)
+    return join(found)

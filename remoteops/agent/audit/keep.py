@@ -19,6 +19,7 @@ from remoteops.agent.audit.values import (
     Instance,
     ModuleValue,
     SuperValue,
+    Union_,
     Unknown,
     Value,
     options,
@@ -118,11 +119,13 @@ class Keeper(Flow):
                     "the consumer catches %s" % ", ".join(sorted(errors & caught) or sorted(caught & BROAD)),
                     (),
                 )
-            elif status == S.BREAK and (self.version_guard or caught & BROAD):
+            elif status == S.BREAK and (self.version_guard or self.handling or caught & BROAD):
                 status = S.RISK
                 reason = (
                     "stands under a condition on a version that was not decided"
                     if self.version_guard
+                    else "it is looked up only when an exception comes through here"
+                    if self.handling
                     else "the consumer catches every exception here"
                 )
                 for problem in problems:
@@ -150,6 +153,8 @@ class Keeper(Flow):
         if isinstance(value, SuperValue):
             bases = [c for c in self.classes.lineage(value.info).classes if self.in_provider(c.module)]
             return self.reached.get(id(bases[0]), bases[0].dotted) if bases else value.info.dotted
+        if isinstance(value, Union_):
+            return self.path_to(value.options[0])
         return getattr(value, "dotted", "") or getattr(value, "via", "")
 
     def on_import(self, node: Any, alias: ast.alias, scope: FlowScope) -> Value:

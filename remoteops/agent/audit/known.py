@@ -6,6 +6,7 @@ import ast
 from typing import Any, List
 
 from remoteops.agent.audit.attributes import Attributes
+from remoteops.agent.audit.functional import made_class, makes_class
 from remoteops.agent.audit.values import (
     UNKNOWN,
     BoundMethod,
@@ -15,6 +16,7 @@ from remoteops.agent.audit.values import (
     ExternalInstance,
     FunctionValue,
     Instance,
+    LambdaValue,
     ModuleValue,
     PartialValue,
     Sequence,
@@ -65,6 +67,10 @@ class Known(Attributes):
         name = option.dotted.rsplit(".", 1)[-1]
         arguments = [self.evaluate(a.value if isinstance(a, ast.Starred) else a, scope) for a in node.args]
         first = arguments[0] if arguments else UNKNOWN
+        if makes_class(option.dotted, node):
+            made = made_class(option.dotted, node, scope.module)
+            reach = self.in_provider(scope.module)
+            return ClassValue(made) if made is not None else Unknown(reach, "a class made by %s" % name)
         if option.dotted == "super":
             return self._super(scope, arguments)
         if option.dotted == "getattr" and len(node.args) >= 2:
@@ -121,8 +127,9 @@ class Known(Attributes):
             and isinstance(first, Const)
             and isinstance(first.value, str)
         ):
-            target = self.index.module(first.value) if self.index.knows(first.value) else None
-            return ModuleValue(target) if target is not None else External(first.value)
+            dotted = first.value.split(".")[0] if option.dotted == "__import__" else first.value
+            target = self.index.module(dotted) if self.index.knows(dotted) else None
+            return ModuleValue(target) if target is not None else External(dotted)
         if name in ("version", "get_distribution") and isinstance(first, Const) and isinstance(first.value, str):
             return self._version_of(first.value)
         if name in ("parse", "Version", "LooseVersion", "StrictVersion", "parse_version", "get_version") and isinstance(
@@ -183,4 +190,6 @@ class Known(Attributes):
             return self.touches(value.target)
         if isinstance(value, BoundMethod):
             return self.touches(value.function)
+        if isinstance(value, LambdaValue):
+            return self.in_provider(value.scope.module)
         return reaches(value)

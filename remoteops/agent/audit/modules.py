@@ -66,6 +66,8 @@ class Module:
         self.dynamic = False
         self.tables: Optional[List[Tuple[str, ast.expr]]] = None
         self._strings: Optional[Set[str]] = None
+        # Classes made by a call (namedtuple and its like), by the place of the call: see ``functional``.
+        self.made: Dict[Tuple[int, int], object] = {}
 
     @property
     def file(self) -> str:

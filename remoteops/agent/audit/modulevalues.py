@@ -17,6 +17,7 @@ from remoteops.agent.audit.values import (
     Const,
     External,
     FunctionValue,
+    LambdaValue,
     ModuleValue,
     Sequence,
     Unknown,
@@ -139,4 +140,6 @@ class ModuleValues(Annotations):
         if others and not isinstance(found, (ClassValue, FunctionValue)):
             scope = self.module_scope(symbol.module)
             found = join([found] + [self.evaluate(getattr(b.node, "value", None), scope) for b in others])
+        if isinstance(found, LambdaValue):
+            return found._replace(name=symbol.name)
         return Unknown(reach, symbol.name) if found == UNKNOWN and reach else found

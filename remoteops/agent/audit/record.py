@@ -6,15 +6,17 @@ import ast
 import re
 from typing import Any, List, Optional, Tuple
 
+from remoteops.agent.audit import plain
 from remoteops.agent.audit import sites as S
 from remoteops.agent.audit.attributes import Hit
-from remoteops.agent.audit.callsites import CallSites
 from remoteops.agent.audit.flow import FlowScope
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo
 from remoteops.agent.audit.keep import Store
 from remoteops.agent.audit.signatures import unparse
 from remoteops.agent.audit.sites import Problem, Site
+from remoteops.agent.audit.specialcalls import SpecialCalls
 from remoteops.agent.audit.values import (
+    NONE,
     BoundMethod,
     ClassValue,
     ExternalInstance,
@@ -27,13 +29,14 @@ from remoteops.agent.audit.values import (
     SuperValue,
     Unknown,
     Value,
+    join,
     options,
 )
 
 NEARLY_ALL = 0.9  # of the classes that can stand somewhere: then it breaks for the user, whatever his class
 
 
-class Recorder(CallSites):
+class Recorder(SpecialCalls):
     """Judges attributes, calls and stores as they are met."""
 
     # -- keeping -----------------------------------------------------------------------------------------------------
@@ -45,10 +48,21 @@ class Recorder(CallSites):
     def on_attribute(self, node: ast.Attribute, base: Value, scope: FlowScope) -> Optional[Value]:
         if isinstance(node.value, ast.Call) and isinstance(base, Sequence) and base.kind == "coroutine":
             self._not_awaited(node, node.value, scope)
-        concerned = [o for o in options(base) if self.touches(o) or self._inherits(o)]
-        if not concerned or not isinstance(node.ctx, ast.Load):
+        if not isinstance(node.ctx, ast.Load):
             return None
-        access = self.attribute(base, node.attr)
+        found = self.looked_up(node, node.value, node.attr, base, scope)
+        return plain.marked(found, self.path_to(base) + "." + node.attr) if found is not None else None
+
+    def looked_up(
+        self, node: ast.expr, receiver: ast.expr, name: str, base: Value, scope: FlowScope
+    ) -> Optional[Value]:
+        kinds = [o for o in options(base) if o != NONE]
+        if kinds and all(getattr(o, "origin", None) is not None for o in kinds):
+            return self._plain_attribute(node, receiver, name, kinds, scope)
+        concerned = [o for o in options(base) if self.touches(o) or self._inherits(o)]
+        if not concerned:
+            return None
+        access = self.attribute(base, name)
         hits = [h for h in access.hits if any(h.option is o for o in concerned)]
         own = [h for h in hits if not self._ours(h)]
         if own and len(own) == len(hits):
@@ -58,17 +72,17 @@ class Recorder(CallSites):
             return None
         first = next((h for h in hits if h.status == "missing"), hits[0])
         path = self.path_to(first.option)
-        reached = path + "." + node.attr if path else "." + node.attr
+        reached = path + "." + name if path else "." + name
         site = self.site("attribute", node, scope, symbol=first.target or reached, reached=reached)
         site.receiver, site.value = base, access.value
         if isinstance(access.value, (ClassValue, FunctionValue)) and isinstance(base, ModuleValue):
             self.reached.setdefault(id(access.value.info), reached)
-        if self._known_present(node, scope):
+        if self._known_present(receiver, name, scope):
             self.settle(site, S.OK)
             return access.value
-        self._judge_attribute(site, node.attr, hits, access.hits, base)
+        self._judge_attribute(site, name, hits, access.hits, base)
         if all(isinstance(h.option, Unknown) for h in hits):
-            return Unknown(False, getattr(hits[0].option, "via", "") + "." + node.attr)
+            return Unknown(False, getattr(hits[0].option, "via", "") + "." + name)
         return access.value
 
     def _not_awaited(self, node: ast.Attribute, call: ast.Call, scope: FlowScope) -> None:
@@ -85,11 +99,68 @@ class Recorder(CallSites):
         )
         self.settle(site, S.BREAK, "", (problem,))
 
-    def _known_present(self, node: ast.Attribute, scope: FlowScope) -> bool:
+    def _plain_attribute(
+        self, node: ast.expr, receiver: ast.expr, name: str, kinds: List[Value], scope: FlowScope
+    ) -> Optional[Value]:
+        """An attribute of a list, dict, str … (or None) that came out of the provider."""
+        value = self.attribute(join(kinds), name).value
+        lacking = [o for o in kinds if name not in (plain.names_of(o) or ())]
+        if lacking and len(lacking) < len(kinds):
+            return value  # which of them it is, a test may have told
+        origin = getattr(kinds[0], "origin", None)
+        path = origin.dotted if isinstance(origin, FunctionInfo) else str(origin)
+        site = self.site("attribute", node, scope, symbol=path + "." + name, reached=path + "." + name)
+        if not lacking or self._known_present(receiver, name, scope):
+            self.settle(site, S.OK)
+            return value
+        # What only the text of an exception asks for fails where something else has failed before.
+        telling = isinstance(self.statement, ast.Raise)
+        sure = isinstance(origin, FunctionInfo) and not telling and self._surely_lacks(origin, name)
+        what = plain.label(lacking[0])
+        now = "%s gives a %s" % (path, what)
+        at = "%s:%d" % (origin.module.file, origin.unit.line) if isinstance(origin, FunctionInfo) else ""
+        message = "'%s' object has no attribute '%s'" % (what, name)
+        problem = Problem(
+            "missing-attribute", name, error="AttributeError", message=message, now=now, now_at=at, sure=sure
+        )
+        self.settle(site, S.BREAK if sure else S.RISK, "" if sure else "by its declared type", (problem,))
+        return value
+
+    def _surely_lacks(self, origin: FunctionInfo, name: str) -> bool:
+        """Whether what the body returns bears out the declared type."""
+        found = options(self._inferred_result(origin, None, None))
+        return all(o == NONE or name not in (plain.names_of(o) or (name,)) for o in found)
+
+    def eval_call(self, node: ast.Call, scope: Any) -> Value:
+        value = super().eval_call(node, scope)
+        if not isinstance(scope, FlowScope):
+            return value
+        functions = [o for o in options(self.evaluate(node.func, scope)) if isinstance(o, FunctionValue)]
+        if len(functions) != 1 or not self.in_provider(functions[0].info.module):
+            return value
+        origin = functions[0].info
+        if value == NONE and self._returns_nothing(functions[0]):
+            return ExternalInstance(plain.NOTHING, origin=origin)
+        if isinstance(value, Sequence) and value.kind == "coroutine" and value.each is not None:
+            return value._replace(each=join([plain.marked(o, origin) for o in options(value.each)]))
+        return join([plain.marked(o, origin) for o in options(value)])
+
+    def _returns_nothing(self, value: FunctionValue) -> bool:
+        """Whether a function surely gives None: its body is there, returns nothing, and no class below has another."""
+        function, node = value.info, value.info.node
+        signature = self.decorators.signature(function)
+        if node is None or signature is None or signature.doubt or not _does_something(node):
+            return False
+        bound = value.bound
+        if isinstance(bound, Instance) and not bound.exact and self.descend is not None:
+            return not any(self.classes.own(k, function.name) for k in self.descend(bound.info))
+        return True
+
+    def _known_present(self, receiver: ast.expr, name: str, scope: FlowScope) -> bool:
         at: Any = scope
-        text = unparse(node.value)
+        text = unparse(receiver)
         while isinstance(at, FlowScope):
-            if (text, node.attr) in at.present:
+            if (text, name) in at.present:
                 return True
             at = at.outer
         return False
@@ -245,6 +316,15 @@ class Recorder(CallSites):
     def on_class(self, info: ClassInfo, scope: FlowScope) -> None:
         if self.recording and not self.dead:
             self.classes_met[id(info)] = info
+
+
+def _does_something(node: Any) -> bool:
+    """Whether a function's body is more than a docstring, ``...`` or ``raise``: a stub says nothing of its result."""
+    body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+    return any(not isinstance(s, (ast.Pass, ast.Raise)) for s in body) and not any(
+        isinstance(n, (ast.Yield, ast.YieldFrom)) or (isinstance(n, ast.Raise) and "NotImplemented" in unparse(n.exc))
+        for n in ast.walk(node)
+    )
 
 
 def _label(option: Value) -> str:

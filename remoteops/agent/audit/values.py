@@ -18,7 +18,10 @@ class Unknown(NamedTuple):
 
 
 class Const(NamedTuple):
+    """``origin`` here and below: the provider's function that returned it, or True for one of its attributes."""
+
     value: Any
+    origin: Any = None
 
 
 class Version(NamedTuple):
@@ -45,6 +48,7 @@ class ExternalInstance(NamedTuple):
     dotted: str
     reach: bool = False
     items: Optional[Value] = None
+    origin: Any = None
 
 
 class ClassValue(NamedTuple):
@@ -70,8 +74,11 @@ class FunctionValue(NamedTuple):
 
 
 class LambdaValue(NamedTuple):
+    """``name``: the dotted name that it was given, where it has one."""
+
     node: Any
     scope: Any
+    name: str = ""
 
 
 class PartialValue(NamedTuple):
@@ -100,6 +107,7 @@ class Sequence(NamedTuple):
     parts: Optional[Tuple[Value, ...]] = None
     each: Optional[Value] = None
     keys: Optional[Tuple[Any, ...]] = None
+    origin: Any = None
 
 
 class Union_(NamedTuple):
