@@ -8,15 +8,13 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from ruamel.yaml import YAML
+from remoteops.cache import load_yaml
 
 
 @functools.cache
 def load(name: str) -> dict[str, Any]:
     """A knowledge file (``models``, ``layers``, ``profiles``) as plain data."""
-    text = resources.files("remoteops").joinpath(f"knowledge/{name}.yaml").read_text(encoding="utf-8")
-    found = YAML(typ="safe", pure=True).load(text)
-    return dict(found)
+    return dict(load_yaml(resources.files("remoteops").joinpath(f"knowledge/{name}.yaml")))
 
 
 def checks(found: Mapping[str, Any], env: Mapping[str, str]) -> list[dict[str, Any]]:

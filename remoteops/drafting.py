@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from remoteops import edits, recipes
+from remoteops.edits.source import decode
 from remoteops.errors import PatchError
 from remoteops.hunks import Lines
 
@@ -75,9 +76,8 @@ class Planner:
     def __init__(self, sources: Mapping[str, bytes]) -> None:
         self.sources = sources
         self._drafts: dict[str, edits.Draft] = {}
-        self._edits: dict[
-            str, list[tuple[str, Mapping[str, Any]]]
-        ] = {}  # file -> (fix key, edit), one an edit of its draft
+        # file -> (fix key, edit), one an edit of its draft
+        self._edits: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
 
     def fix(self, finding: Finding, recipe: recipes.Recipe | None, known: Mapping[str, recipes.Recipe]) -> Fix:
         """The fix of one finding, entered in the drafts. Raises PatchError with the reason when there is none."""
@@ -108,7 +108,8 @@ class Planner:
             for recipe in wanted:
                 found += self._variant(recipe, finding)
             for file in {file for file, _ in found}:
-                unknown = undefined(self._drafts[file].result().data) - undefined(self.sources[file])
+                before_it = decode(self.sources[file], file).text.encode()
+                unknown = undefined(self._drafts[file].text()) - undefined(before_it)
                 if unknown:
                     names = ", ".join(sorted(unknown))
                     raise PatchError(f"recipe {wanted[0].id} writes names that {file} has not: {names}")

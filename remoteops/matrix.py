@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from remoteops import probe, recipes, rules, sources
+from remoteops.cache import cache_dir, write_beside
 from remoteops.errors import RemoteOpsError, UsageError
 
 SCHEMA = "remoteops.matrix/1"
@@ -42,7 +43,7 @@ def matrix(
     UsageError or MissingPackage when a spec names nothing at all.
     """
     started = time.monotonic()
-    store = (cache or sources.cache_dir()) / "matrix"
+    store = (cache or cache_dir()) / "matrix"
     say = on_event or (lambda event: None)
     left, right = _expand(consumers), _expand(providers)
     if not left or not right:
@@ -167,7 +168,7 @@ def _run(
             one, other, place = futures[future]
             try:
                 row = future.result()
-                sources.write_beside(place, json.dumps(row))
+                write_beside(place, json.dumps(row))
             except RemoteOpsError as error:
                 sides = {"consumer": _label(trees[one], one), "provider": _label(trees[other], other)}
                 row = {**sides, "error": error.message}

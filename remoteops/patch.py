@@ -11,19 +11,20 @@ import base64
 import contextlib
 import getpass
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from remoteops import planning, rules
+from remoteops import rules
 from remoteops.errors import PatchError
-from remoteops.planning import Plan, plan_from
 
 if TYPE_CHECKING:
+    from remoteops import planning
     from remoteops.remote import Agent
     from remoteops.schema import Host
 
-__all__ = ["Outcome", "Plan", "Planned", "apply", "plan", "plan_from", "revert", "status"]
+__all__ = ["Outcome", "Planned", "apply", "plan", "revert", "status"]
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -36,10 +37,11 @@ class Planned:
     ``done``: the host has exactly this patch already.
     """
 
-    plan: Plan
+    plan: planning.Plan
     root: str
     state: Mapping[str, Any]
     done: bool
+    model: str | None = None  # the architecture class that it was made for
 
     def as_dict(self) -> dict[str, Any]:
         return {**self.plan.as_dict(), "root": self.root, "state": self.state["state"], "done": self.done}
@@ -74,10 +76,10 @@ def plan(host: Host, *, only: Sequence[str] = (), model: str | None = None, agen
     ``only``: rules, kinds, recipes or finding ids; ``model``: the architecture class, where the audit should judge that
     one alone. Raises what the link and the audit raise.
     """
+    threading.Thread(target=_warm, daemon=True).start()
     with _agent(host, agent) as asked:
-        state = asked.call("patch.status", _request(host, package=host.workload.consumer))
-        first = asked.call("patch.audit", _audit_request(host, model))
-        root = first["root"]
+        first = asked.call("patch.audit", _audit_request(host, model, package=host.workload.consumer))
+        root, state = first["root"], first["state"]
 
         def preview(contents: Mapping[str, bytes]) -> dict[str, Any]:
             text = {file: base64.b64encode(data).decode() for file, data in contents.items()}
@@ -85,12 +87,23 @@ def plan(host: Host, *, only: Sequence[str] = (), model: str | None = None, agen
             document: dict[str, Any] = answer["document"]
             return document
 
+        from remoteops import planning
+
         sources = {file: base64.b64decode(data) for file, data in first["sources"].items()}
         found = planning.converge({**first["document"], "host": host.name}, sources, preview, only)
-        return Planned(found, root, state, _done(found, state))
+        return Planned(found, root, state, _done(found, state), model)
 
 
-def _done(found: Plan, state: Mapping[str, Any]) -> bool:
+def _warm() -> None:
+    """Load the parser while the host audits: it takes about as long. A fault shows where it is needed."""
+    with contextlib.suppress(Exception):
+        from remoteops import planning, recipes
+
+        assert planning
+        recipes.load()
+
+
+def _done(found: planning.Plan, state: Mapping[str, Any]) -> bool:
     """Whether the host has exactly this patch."""
     known = {file["file"]: file for patch in state["patches"] for file in patch["files"]}
     in_force = bool(known) and all(file["state"] == "patched" for file in known.values())
@@ -146,8 +159,10 @@ def _restore(asked: Agent, host: Host, planned: Planned) -> None:
 
 def _prove(asked: Agent, host: Host, planned: Planned, tell: OnEvent, *, imports: bool) -> dict[str, Any]:
     """Audit what is installed now and import it. Raises PatchError naming what is still broken."""
+    from remoteops import planning
+
     tell({"event": "phase", "phase": "audit"})
-    again = asked.call("audit", _audit_request(host, None))
+    again = asked.call("audit", _audit_request(host, planned.model))
     shown = (planned.plan.previews or (planned.plan.document,))[-1]
     expected = {planning.identity(f) for f in shown["findings"]}
     claimed = {name for fix in planned.plan.fixes for name in fix.findings}
@@ -198,19 +213,22 @@ def status(host: Host, *, agent: Agent | None = None) -> dict[str, Any]:
 
 
 def _audit_request(host: Host, model: str | None, **fields: Any) -> dict[str, Any]:
-    """What ``fab probe`` audits, but for the baseline: a plan needs to know what is there, not what was."""
-    return _request(
-        host,
-        consumer=host.workload.consumer,
-        provider=host.workload.provider,
-        consumer_path=None,
-        provider_path=None,
-        contracts=[*rules.contracts()],
-        model=model,
-        all=False,
-        facts=False,
-        **fields,
-    )
+    """What ``fab probe`` asks, word for word: what one of them found is in the host's cache for the other."""
+    return {
+        "consumer": host.workload.consumer,
+        "provider": host.workload.provider,
+        "consumer_path": None,
+        "provider_path": None,
+        "venv": host.venv,
+        "state_dir": host.state_dir,
+        "cache_dir": host.cache_dir,
+        "contracts": [*rules.contracts()],
+        "model": model,
+        "all": False,
+        "facts": True,
+        "baseline_path": None,
+        **({**_request(host), **fields} if fields else {}),
+    }
 
 
 def _request(host: Host, **fields: Any) -> dict[str, Any]:

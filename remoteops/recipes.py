@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Any
 
-from ruamel.yaml import YAML
-
+from remoteops.cache import load_yaml
 from remoteops.errors import UsageError
 
 __all__ = ["Recipe", "load", "mechanical", "recipe_for"]
@@ -46,13 +45,12 @@ class Recipe:
 @functools.cache
 def load() -> dict[str, Recipe]:
     """All recipes by id, read once from knowledge/recipes. Raises UsageError naming the file that is wrong."""
-    yaml = YAML(typ="safe")
     found: dict[str, Recipe] = {}
     folder = resources.files("remoteops") / "knowledge" / "recipes"
     for entry in sorted(folder.iterdir(), key=lambda path: path.name):
         if not entry.name.endswith(".yaml"):
             continue
-        raw = yaml.load(entry.read_text(encoding="utf-8"))
+        raw = load_yaml(entry)
         try:
             recipe = Recipe(
                 id=raw["id"],

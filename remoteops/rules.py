@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -10,9 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
-from remoteops import sources
+from remoteops.cache import load_yaml
 
 # Rules that need no contract. The first group follows from two source trees, the second from a third (the baseline),
 # the last from the host's interpreter.
@@ -58,7 +55,7 @@ def contracts() -> tuple[dict[str, Any], ...]:
     found: list[dict[str, Any]] = []
     for entry in sorted(_knowledge("contracts").iterdir(), key=lambda path: path.name):
         if entry.name.endswith((".yaml", ".yml")):
-            for contract in _load(entry)["contracts"]:
+            for contract in load_yaml(entry)["contracts"]:
                 _check(contract, entry.name)
                 for part in (contract, *contract.get("cases", ())):
                     if part.get("fix", {}).get("recipe", "") not in ("", *recipes):
@@ -77,7 +74,7 @@ def recipe_ids() -> frozenset[str]:
     ids: set[str] = set()
     for entry in _knowledge("recipes").iterdir():
         if entry.name.endswith((".yaml", ".yml")):
-            loaded = _load(entry)
+            loaded = load_yaml(entry)
             records = loaded.get("recipes", [loaded]) if isinstance(loaded, dict) else loaded
             ids |= {record["id"] for record in records if isinstance(record, dict) and "id" in record}
     return frozenset(ids)
@@ -114,19 +111,6 @@ def fingerprint() -> str:
     for path in sorted((Path(__file__).parent / "agent" / "audit").rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _load(entry: Any) -> Any:
-    """A YAML file; its content is kept as JSON in the cache, because parsing YAML takes longer than an audit."""
-    data: bytes = entry.read_bytes()
-    place = sources.cache_dir() / "knowledge" / f"{hashlib.sha256(data).hexdigest()[:32]}.json"
-    try:
-        return json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        loaded = YAML(typ="safe", pure=True).load(data.decode("utf-8"))
-    with contextlib.suppress(OSError):
-        sources.write_beside(place, json.dumps(loaded))
-    return loaded
 
 
 def _knowledge(part: str) -> Any:

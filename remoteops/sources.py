@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from remoteops import archives, pip_settings
+from remoteops.cache import cache_dir
 from remoteops.errors import MissingPackage, RemoteOpsError, TransferFailed, UsageError
 
 RECORD = "remoteops-source.json"
@@ -46,19 +47,6 @@ class Tree:
 
     def as_dict(self) -> dict[str, Any]:
         return {"package": self.package, "version": self.version or None, "path": self.path}
-
-
-def cache_dir() -> Path:
-    """Where trees and matrix results are kept: ``$XDG_CACHE_HOME/remoteops`` (``~/.cache/remoteops``)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "remoteops"
-
-
-def write_beside(place: Path, text: str) -> None:
-    """Write a cache file under another name and rename it, so that nobody reads half of it."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    beside = place.with_name(f".{place.name}.{os.getpid()}.part")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(place)
 
 
 def fetch(spec: str, *, package: str | None = None, cache: Path | None = None) -> Tree:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remoteops import errors, patch, planning
+from remoteops import errors, patch, planning, probe
 from remoteops.agent.__main__ import load
 from remoteops.agent.protocol import AgentError
 from remoteops.schema import Host, Workload
@@ -269,10 +269,38 @@ def test_round_trips_are_few(bench: Bench) -> None:
     )
     bench.agent.calls.clear()
     planned = bench.plan()
-    assert bench.agent.calls == ["patch.status", "patch.audit"], "no import fails: there is nothing to look behind"
+    assert bench.agent.calls == ["patch.audit"], "no import fails: there is nothing to look behind"
     bench.agent.calls.clear()
     bench.apply(planned, prove=False)
     assert bench.agent.calls == ["patch.apply", "audit"]
+
+
+def test_an_audit_that_was_made_is_not_made_again(bench: Bench) -> None:
+    """fab probe, fab patch, fab patch, fab extract: each finds what the one before it looked at."""
+    probe.probe(bench.host, baseline=None, agent=bench.agent)
+    planned = bench.plan()
+    assert planned.plan.document["cached"]
+    bench.apply(planned, prove=False)
+    assert probe.probe(bench.host, baseline=None, agent=bench.agent)["cached"], "the proof's audit"
+    (again, third) = (bench.plan(), bench.plan())
+    assert again.done and third.done and third.plan.document["cached"], "the view of the originals is kept"
+    path = bench.site / "tool" / "more.py"
+    path.write_text("from engine.core.plan import gone\n")
+    found = bench.plan().plan.document
+    assert "cached" not in found and any(f["file"] == "tool/more.py" for f in found["findings"]), "and not for ever"
+
+
+def test_a_plan_for_a_model_is_proved_for_that_model(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    call = bench.agent.call
+
+    def heard(verb: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
+        asked.append((verb, request.get("model")))
+        return call(verb, request, **more)
+
+    monkeypatch.setattr(bench.agent, "call", heard)
+    bench.apply(bench.plan(model="LlamaForCausalLM"), prove=False)
+    assert {model for verb, model in asked if verb.endswith("audit")} == {"LlamaForCausalLM"}
 
 
 def test_plan_is_pure_and_the_same_for_the_same_audit() -> None:

@@ -94,6 +94,10 @@ class Draft:
         self._pending = (*self._pending, *(_Pending(number, splice) for splice in splices))
         return bool(splices)
 
+    def text(self) -> bytes:
+        """The bytes so far, in UTF-8 and not parsed: for whoever only wants to read them."""
+        return self._spliced()[0]
+
     def result(self) -> Edited:
         """The planned bytes. Raises PatchError when they do not parse (nothing that does not parse ever leaves)."""
         self._flush()
@@ -133,10 +137,8 @@ class Draft:
                 start, end = min(start, place.start), max(end, place.end)
         return self._source.line_start(start), self._source.line_end(end)
 
-    def _flush(self) -> None:
-        """Put what is pending into the text and parse it."""
-        if not self._pending:
-            return
+    def _spliced(self) -> tuple[bytes, list[tuple[int, int, int]], list[list[Span]]]:
+        """The text with what is pending, how positions moved, and the spans that each edit wrote."""
         text, moves = self._source.data, list(self._moves)
         written = [list(spans) for spans in self._written]
         for number, splice in sorted(self._pending, key=lambda p: (p.splice.start, p.splice.end, p.edit), reverse=True):
@@ -146,6 +148,13 @@ class Draft:
             written = [[_shift(span, splice, grown) for span in spans] for spans in written]
             written[number].append((splice.start, splice.start + len(new)))
             moves.append((splice.start, splice.end, grown))
+        return text, moves, written
+
+    def _flush(self) -> None:
+        """Put what is pending into the text and parse it."""
+        if not self._pending:
+            return
+        text, moves, written = self._spliced()
         try:
             source = Source(text.decode("utf-8"), self.name, checked=True)
         except PatchError as error:
