@@ -15,6 +15,7 @@ import traceback
 from typing import Any, Dict, List, NoReturn, Optional
 
 from remoteops.agent import evidence, processes, tree
+from remoteops.agent.lastwords import LastWords
 from remoteops.agent.logwriter import LogWriter
 from remoteops.agent.lookout import Lookout
 from remoteops.agent.processes import Process
@@ -57,6 +58,7 @@ class Supervisor:
         self.state: Optional[str] = None
         self.extra: Dict[str, Any] = {}
         self.unsaved: List[Dict[str, Any]] = []
+        self.words = LastWords()
 
     # -- the loop ---------------------------------------------------------------------------------------------------
     def serve(self) -> None:
@@ -129,6 +131,7 @@ class Supervisor:
             if not data:
                 break
             got = True
+            self.words.feed(data, processes.uptime())
             self.writer.write(data)
         return got
 
@@ -194,6 +197,7 @@ class Supervisor:
             **self.around.found,
             **self.extra,
             "log_bytes": self.writer.size,
+            "log_last": self.words.fields(now),
             "problem": self.writer.problem or None,
         }
 

@@ -25,6 +25,8 @@ PHASES = ("connect", "audit", "patch", "load", "extract", "verify")
 _PHASE_OF_STATE = {"loading": "load", "running": "extract", "verifying": "verify"}
 PLAIN_EVERY = 10.0
 """Seconds between two plain lines in which nothing but numbers changed."""
+GROWTH = 10.0
+"""Seconds over which the growth of GPU memory is told."""
 LOG_LINES = 8
 KEEP = 4096
 """Bytes of an unfinished log line that are kept for showing."""
@@ -53,6 +55,7 @@ class LiveView:
         self._live: Live | None = None
         self._said = ("", -1e9)
         self._last_text = ""
+        self._memory: deque[tuple[float, float]] = deque()
 
     # -- being on screen --------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
@@ -116,6 +119,11 @@ class LiveView:
 
     def status(self, target: int, status: dict[str, Any]) -> None:
         self._status = status
+        memory = words.gpu_memory(status)
+        if memory is not None:
+            self._memory.append((self._clock(), memory[0]))
+            while len(self._memory) > 2 and self._memory[-1][0] - self._memory[1][0] >= GROWTH:
+                self._memory.popleft()
         self._follow_phase(str(status.get("state")))
         if self._console.json:
             self._console.event({"schema": "remoteops.watch/1", "event": "status", "status": status})
@@ -180,6 +188,9 @@ class LiveView:
         status = self._status
         if status:
             lines.append(self._head(status, narrow))
+            doing = words.activity(status, **self._growth())
+            if doing:
+                lines.append(Text(plain(doing), style="cyan"))
             done = words.share(status)
             if done is not None:
                 lines.append(self._progress(status, done, width, ascii_only))
@@ -203,6 +214,12 @@ class LiveView:
             if ascii_only:
                 line.plain = words.fit(line.plain, "ascii")
         return Text("\n").join(lines[: max(1, height - 1)])
+
+    def _growth(self) -> dict[str, Any]:
+        if len(self._memory) < 2:
+            return {}
+        (then, before), (now, after) = self._memory[0], self._memory[-1]
+        return {"grown": after - before, "over": now - then}
 
     def _phase_line(self, width: int, ascii_only: bool) -> Text:
         from rich.text import Text

@@ -51,6 +51,9 @@ def _details(status: dict[str, Any]) -> list[str]:
         lines.append(f"what: {status['label']}")
     if status.get("phase"):
         lines.append(f"phase: {status['phase']} ({words.span(status.get('phase_s'))})")
+    doing = words.activity(status)
+    if doing:
+        lines.append(f"now: {doing}")
     done = words.share(status)
     if done is not None or status.get("tokens") is not None:
         samples = "-" if status.get("samples") is None else status["samples"]

@@ -18,6 +18,10 @@ STATE_STYLE = {
 }
 
 
+QUIET = 20.0
+"""Seconds of a silent log from which on the silence itself is told."""
+
+
 def count(value: float | None) -> str:
     """1234567 -> "1.23 M"; None -> "-"."""
     if value is None:
@@ -81,9 +85,38 @@ def share(status: dict[str, Any]) -> float | None:
     return None
 
 
+def gpu_memory(status: dict[str, Any]) -> tuple[float, float] | None:
+    """(bytes used, bytes there) of all GPUs of a run; None when nobody knows."""
+    gpus = status.get("gpus") or []
+    pairs = [(gpu.get("memory_used"), gpu.get("memory_total")) for gpu in gpus]
+    if not pairs or any(used is None or not total for used, total in pairs):
+        return None
+    return float(sum(used for used, _ in pairs)), float(sum(total for _, total in pairs))
+
+
+def activity(status: dict[str, Any], *, grown: float | None = None, over: float = 0.0) -> str:
+    """What goes on while there are no counts yet: for how long, the GPUs' memory (``grown`` bytes in the last ``over``
+    seconds), and what the log said last. "" once there is progress, or nothing to tell."""
+    if status.get("state") not in ("starting", "loading", "verifying"):
+        return ""
+    parts = [f"{status['state']} for {span(status.get('phase_s'))}"] if status.get("phase_s") is not None else []
+    memory = gpu_memory(status)
+    if memory is not None:
+        text = f"GPU memory {size(memory[0])} of {size(memory[1])}"
+        if grown is not None and over > 0:
+            text += f" ({'+' if grown >= 0 else '-'}{size(abs(grown))} in {span(over)})"
+        parts.append(text)
+    last = status.get("log_last") or {}
+    if last.get("text"):
+        quiet = last.get("quiet_s") or 0
+        parts.append(f"{f'quiet for {span(quiet)}, before that' if quiet >= QUIET else 'log'}: {last['text']}")
+    return " · ".join(parts)
+
+
 def one_line(status: dict[str, Any]) -> str:
     """A run's status in one plain line."""
-    parts = [str(status.get("run", "?")), str(status.get("state", "?"))]
+    doing = activity(status)
+    parts = [str(status.get("run", "?")), doing or str(status.get("state", "?"))]
     done = share(status)
     if done is not None:
         parts.append(f"{done:.1%}")
@@ -99,6 +132,6 @@ def one_line(status: dict[str, Any]) -> str:
         parts.append(f"{span(status['eta_s'])} left")
     if status.get("reason"):
         parts.append(str(status["reason"]))
-    elif status.get("elapsed_s") is not None:
+    elif status.get("elapsed_s") is not None and not doing:
         parts.append(f"{span(status['elapsed_s'])} so far")
     return " · ".join(parts)
