@@ -39,7 +39,7 @@ RESULTS = engines.ROOT / "bench" / "kills.json"
 MEBI = 1 << 20
 CHECKER = """
 import json, os, sys, torch
-from remoteops.agent.extraction.check import read_sample, slots
+from remoteops.agent.extraction.samples import read_sample, slots
 truth, seen = sys.argv[1], {}
 def bad(path, name):
     try:

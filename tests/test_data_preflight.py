@@ -169,6 +169,20 @@ def test_a_conversation_dataset_needs_a_chat_template(place: Place, tmp_path: Pa
     assert place.one("chat template", dataset=str(chats))["ok"] is True
 
 
+def test_records_without_any_usable_column_are_refused_before_anything_is_loaded(place: Place, tmp_path: Path) -> None:
+    strange = tmp_path / "strange.jsonl"
+    strange.write_text('{"foo": 1, "bar": "x"}\n')
+    check = place.one("dataset", dataset=str(strange))
+    assert check["ok"] is False
+    assert check["found"] == "its records have bar, foo"
+    assert "input_ids" in check["need"] and "messages" in check["need"]
+    strange.write_text('{torn\n{"text": "x"}\n')
+    assert place.one("dataset", dataset=str(strange))["ok"] is True
+    plain = tmp_path / "plain.txt"
+    plain.write_text("12\nwords\n")
+    assert place.one("dataset", dataset=str(plain))["ok"] is True
+
+
 def test_ids_that_were_moved_or_that_a_trainer_trips_over_are_said(place: Place, tmp_path: Path) -> None:
     shallow = model_folder(tmp_path / "shallow", num_hidden_layers=6)
     moved = place.one("layers", model=str(shallow))

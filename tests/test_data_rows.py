@@ -226,3 +226,24 @@ assert answer["rows"] == 2500 and answer["tokens_a_row"] == 3, answer
 @pytest.mark.lab
 def test_parquet_and_saved_hugging_face_datasets_give_the_rows_that_were_put_in(tmp_path: Path) -> None:
     in_venv(TABLES, str(tmp_path))
+
+
+def test_a_line_of_nothing_but_brackets_costs_its_own_row_only(tmp_path: Path) -> None:
+    path = lines(tmp_path / "d.jsonl", {"input_ids": [1]}, "[" * 100_000, {"input_ids": [2]})
+    found = dataset.load(job(path, max_dropped=0.9))
+    assert [row.index for row in found.rows] == [0, 2]
+    assert "unreadable" in found.report["dropped"][0]["reason"]
+    assert estimate.dataset(str(path), 64)["rows"] == 3
+
+
+def test_an_array_with_a_byte_order_mark_is_an_array(tmp_path: Path) -> None:
+    path = tmp_path / "d.json"
+    path.write_text('[{"input_ids": [1, 2]}, {"input_ids": [3]}]', encoding="utf-8-sig")
+    assert [row.input_ids for row in dataset.load(job(path)).rows] == [[1, 2], [3]]
+    assert estimate.dataset(str(path), 64)["rows"] == 2
+
+
+def test_when_every_row_is_unusable_nobody_is_told_to_allow_more_dropped_rows(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match="3 of 3 rows") as caught:
+        dataset.load(job(lines(tmp_path / "d.jsonl", *[{"foo": 1, "bar": "x"}] * 3)))
+    assert "it has bar, foo" in caught.value.hint and "max_dropped" not in caught.value.hint

@@ -22,7 +22,8 @@ OVERHEAD = 4096  # bytes of a sample beside its states
 def dataset(
     path: str, max_length: int, venv_python: Optional[str] = None, import_path: Optional[str] = None
 ) -> Dict[str, Any]:
-    """{"rows", "tokens_a_row" (estimate, cut at max_length), "exact_rows" (bool), "columns" (of the first record)}.
+    """{"rows", "tokens_a_row" (estimate, cut at max_length), "exact_rows" (bool), "columns" (of the first
+    record that can be read)}.
 
     Tables need the venv's Python (pyarrow). Raises AgentError(DatasetError).
     """
@@ -38,8 +39,8 @@ def dataset(
         rows += 1
         seen += len(line)
         tokens += min(max_length, _tokens(line))
-        if columns is None:
-            columns = _columns(line)
+        if not columns:
+            columns = ["text"] if files[0].endswith(records.TEXT) else _columns(line)
         if seen > LOOK_AT:
             break
     if not rows:
@@ -62,12 +63,12 @@ def sample_bytes(tokens: float, layers: int, hidden_size: int, dtype: str) -> in
 def _lines(files: Sequence[str]) -> Iterator[bytes]:
     for name in files:
         with open(name, "rb") as stream:
-            if name.endswith(".json") and stream.read(4096).lstrip().startswith(b"["):
+            if name.endswith(".json") and records.opens_array(stream.read(4096)):
                 stream.seek(0)
                 try:
                     for row in json.load(stream):
                         yield json.dumps(row).encode()
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise AgentError("DatasetError", "%s is no JSON: %s" % (name, error)) from None
                 continue
             stream.seek(0)
@@ -85,8 +86,8 @@ def _tokens(line: bytes) -> float:
 def _columns(line: bytes) -> Sequence[str]:
     try:
         value = json.loads(line)
-    except ValueError:
-        return ["text"]
+    except (ValueError, RecursionError):
+        return []
     return sorted(map(str, value)) if isinstance(value, Mapping) else []
 
 

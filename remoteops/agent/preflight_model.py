@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from remoteops.agent import capabilities, estimate, modelinfo, venv
-from remoteops.agent.extraction import layers
+from remoteops.agent.extraction import dataset, layers
 from remoteops.agent.protocol import AgentError
 from remoteops.agent.rundir import read_json
 from remoteops.agent.sheet import GIB, Sheet
@@ -175,6 +175,17 @@ def check_dataset(sheet: Sheet) -> None:
     wanted = int(sheet.job.get("samples") or 0)
     rows = min(wanted, found["rows"]) if wanted else found["rows"]
     sheet.size = {**found, "wanted": rows, "tokens": int(rows * found["tokens_a_row"])}
+    columns = set(map(str, found["columns"]))
+    if columns and not columns & set(dataset.USABLE):
+        sheet.add(
+            "dataset",
+            False,
+            "its records have %s" % ", ".join(sorted(columns)[:8]),
+            "one of " + ", ".join(dataset.USABLE),
+            "rename a column, or name another dataset",
+            "DatasetError",
+        )
+        return
     short = bool(wanted) and found["exact_rows"] and found["rows"] < wanted
     text = "%s%d rows, about %d tokens each" % (
         "" if found["exact_rows"] else "about ",

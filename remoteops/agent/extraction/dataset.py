@@ -10,6 +10,7 @@ from remoteops.agent.extraction.tokens import Renderer, load_tokenizer, normaliz
 from remoteops.agent.protocol import AgentError
 
 CONVERSATION_KEYS = ("messages", "conversations", "conversation")
+USABLE = ("input_ids", *CONVERSATION_KEYS, "prompt", "text")  # one of them is what a row is made of
 MAX_DROPPED = 0.05
 NAMED = 1000  # dropped rows that are named one by one; all are counted
 
@@ -80,7 +81,7 @@ def load(
             "%d of %d rows had to be dropped (%.0f %% are allowed)"
             % (maker.dropped_count, maker.examined, 100 * allowed),
             tried="reading %s" % job["dataset"],
-            hint=_reasons(maker.reasons) + "; raise max_dropped if that is what you want",
+            hint=_reasons(maker.reasons) + ("; raise max_dropped if that is what you want" if rows else ""),
             dropped=maker.dropped[:50],
             reasons=maker.reasons,
         )

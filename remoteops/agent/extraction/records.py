@@ -6,6 +6,7 @@ every venv with speculators has. Nothing is downloaded: a name that is no path o
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
@@ -135,12 +136,16 @@ def _lines(path: str, files: List[str], parse: Callable[[bytes], Record]) -> Rec
                     if index > last:
                         return
                     if index in chosen:
-                        try:
-                            yield index, parse(line)
-                        except ValueError as error:
-                            yield index, ValueError("unreadable: %s" % error)
+                        yield index, _readable(parse, line)
 
     return Records(path, files, count, pick)
+
+
+def _readable(parse: Callable[[bytes], Record], line: bytes) -> Record:
+    try:
+        return parse(line)
+    except (ValueError, RecursionError) as error:  # the latter: thousands of brackets
+        return ValueError("unreadable: %s" % error)
 
 
 def _array(path: str, files: List[str]) -> Records:
@@ -149,7 +154,7 @@ def _array(path: str, files: List[str]) -> Records:
         try:
             with open(name, "rb") as stream:
                 rows.extend(json.load(stream))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise AgentError("DatasetError", "%s is no JSON: %s" % (name, error)) from None
 
     def pick(wanted: Sequence[int]) -> Iterator[Tuple[int, Record]]:
@@ -225,7 +230,12 @@ def _parse(line: bytes) -> Record:
 def _is_array(path: str) -> bool:
     """A .json file holds one array, or (as many tools write it) one object a line."""
     with open(path, "rb") as stream:
-        return stream.read(4096).lstrip().startswith(b"[")
+        return opens_array(stream.read(4096))
+
+
+def opens_array(beginning: bytes) -> bool:
+    """Does a JSON text that begins so hold an array? (A byte order mark may stand before it.)"""
+    return beginning.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
 
 def _json(path: str) -> Dict[str, Any]:
