@@ -22,7 +22,8 @@ _GIB = float(1 << 30)
 def examine(host: Host) -> dict[str, Any]:
     """Document remoteops.doctor/1: {"host", "layers": [{"layer", "state", "found", "hint"}], "exit_code"}.
 
-    ``state`` is ok, warning, failed or skipped. Raises nothing for what is wrong with the host; that is the result.
+    ``state`` is ok, warning, failed or skipped; the workload's own checks have "of": "workload". Raises nothing for
+    what is wrong with the host; that is the result.
     """
     with contextlib.ExitStack() as opened:
         check = _Examination(host, opened)
@@ -58,11 +59,11 @@ class _Examination:
             self._fail(name, error.message + (f" (tried: {error.tried})" if error.tried else ""), error.hint)
             self.exit_code = error.exit_code
 
-    def _add(self, layer: str, state: str, found: str, hint: str = "") -> None:
-        self.layers.append({"layer": layer, "state": state, "found": found, "hint": hint})
+    def _add(self, layer: str, state: str, found: str, hint: str = "", **more: str) -> None:
+        self.layers.append({"layer": layer, "state": state, "found": found, "hint": hint, **more})
 
-    def _fail(self, layer: str, found: str, hint: str) -> None:
-        self._add(layer, "failed", found, hint)
+    def _fail(self, layer: str, found: str, hint: str, **more: str) -> None:
+        self._add(layer, "failed", found, hint, **more)
         self.exit_code = 1
 
     # -- the layers -------------------------------------------------------------------------------------------------
@@ -136,12 +137,13 @@ class _Examination:
 
         found = extract.check(self.host, self._agent)
         for item in found["checks"]:
+            name, told = item["name"], item["found"]
             if item["ok"] is False:
-                self._fail(item["name"], f"{item['found']} (needed: {item['need']})", item["hint"])
+                self._fail(name, f"{told} (needed: {item['need']})", item["hint"], of="workload")
             elif item["ok"] is None:
-                self._add(item["name"], "warning", item["found"], item["hint"])
+                self._add(name, "warning", told, item["hint"], of="workload")
             else:
-                self._add(item["name"], "ok", item["found"])
+                self._add(name, "ok", told, of="workload")
 
 
 def _version(packages: dict[str, str], name: str) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from remoteops.errors import UsageError
 from remoteops.lab.place import Place, Report, profile, profiles, to_stderr
 
 if TYPE_CHECKING:
@@ -74,14 +75,28 @@ def down(name: str | None = None, *, purge: bool = False, report: Report = to_st
     done = []
     for each in [profile(name).name] if name else profiles():
         place = Place(each)
+        there = purge and place.root.exists()
+        if there:
+            _unused(place)
         stopped = server.stop(place)
-        if stopped:
-            report(f"{each}: server stopped")
-        if purge and place.root.exists():
+        if there:
             report(f"{each}: removing {place.root}")
             shutil.rmtree(place.root)
-        done.append({"profile": each, "stopped": stopped, "purged": purge and not place.root.exists()})
-    return {"schema": "remoteops.lab.down/1", "labs": done}
+        done.append({"profile": each, "stopped": stopped, "purged": there, "root": str(place.root)})
+    return {"schema": "remoteops.lab.down/1", "purge": purge, "labs": done}
+
+
+def _unused(place: Place) -> None:
+    """Raises UsageError when a process runs out of the lab's venv: a run would lose its files under its feet."""
+    from remoteops.agent import venvusers
+
+    users = venvusers.users_of([str(place.venv)])
+    if users:
+        raise UsageError(
+            f"{place.venv} is in use: pid {users[0]['pid']}, {users[0]['command']}; nothing was removed",
+            tried=f"remove {place.root}",
+            hint="`fab stop` ends a run, `fab stop --leftovers` what earlier ones left; then again",
+        )
 
 
 def _bring_up(place: Place, host: Host, report: Report) -> None:
