@@ -60,6 +60,8 @@ def _patch(
         if dry_run:
             if console.json:
                 console.document({**planned.as_dict(), "host": host.name})
+            elif planned.plan.files and not planned.done:
+                console.note("nothing was written (--dry-run)")
             left = [item.finding for item in planned.plan.remaining]
             return 1 if any(one.get("confidence") != "risk" for one in left) else 0
         nothing = planned.plan.empty and not planned.state["patches"]

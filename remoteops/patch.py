@@ -147,8 +147,10 @@ def apply(
             return Outcome(False, True, (), (), {}, found.remaining)
         try:
             proof = _prove(asked, host, planned, tell, imports=prove)
-        except BaseException:
+        except BaseException as error:
             _restore(asked, host, planned)
+            if isinstance(error, _ImportFails):
+                raise _blame(asked, host, planned, error) from None
             raise
         return Outcome(True, False, tuple(done["changed"]), tuple(done["restored"]), proof, found.remaining)
 
@@ -185,14 +187,41 @@ def _prove(asked: Agent, host: Host, planned: Planned, tell: OnEvent, *, imports
         tell({"event": "phase", "phase": "import"})
         found = asked.call("patch.prove", _request(host, modules=modules, root=planned.root))
         if not found["ok"]:
-            raise PatchError(
-                "the patched modules do not import, so the patch was taken back: " + (found["error"] or ["?"])[-1],
+            raise _ImportFails(
+                "the patched modules do not import, so the patch was taken back: " + _last(found["error"]),
                 host=host.name,
                 tried="import " + ", ".join(modules),
-                hint="\n".join(found["error"][-6:]),
+                hint="this is a defect of a recipe: please report it",
+                error=found["error"],
+                modules=modules,
             )
         proof["import"] = {"modules": modules, "seconds": found["seconds"]}
     return proof
+
+
+class _ImportFails(PatchError):
+    """The proof by import failed; ``data["error"]``: the last lines of what the interpreter said."""
+
+
+def _blame(asked: Agent, host: Host, planned: Planned, error: _ImportFails) -> PatchError:
+    """The same import once more, now without the patch: it tells whose fault it is."""
+    lines, modules = error.data["error"], error.data["modules"]
+    found = asked.call("patch.prove", _request(host, modules=modules, root=planned.root))
+    if found["ok"] or _last(found["error"]) != _last(lines):
+        return PatchError(error.message, host=host.name, tried=error.tried, hint=error.hint, error=lines)
+    place = next((line.strip() for line in reversed(lines) if line.lstrip().startswith("File ")), "")
+    return PatchError(
+        f"{host.workload.consumer} does not import in this venv, with the patch or without: {_last(lines)}; "
+        "the patch was taken back",
+        host=host.name,
+        tried=error.tried,
+        hint=(place + ": " if place else "") + "mend the venv (a package that is missing or too new), then again",
+        error=lines,
+    )
+
+
+def _last(lines: Sequence[str]) -> str:
+    return lines[-1] if lines else "the interpreter said nothing"
 
 
 def revert(host: Host, *, force: bool = False, agent: Agent | None = None) -> dict[str, Any]:

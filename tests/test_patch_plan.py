@@ -221,6 +221,17 @@ def test_an_import_that_fails_takes_the_patch_back(bench: Bench) -> None:
     assert bench.apply(bench.plan(), prove=False).applied
 
 
+def test_a_venv_that_does_not_import_without_the_patch_either_is_named_as_the_fault(bench: Bench) -> None:
+    broken = {**CONSUMER, "tool/__init__.py": "from engine.request import Request\nimport no_such_package\n"}
+    bench.install("tool", broken)
+    with pytest.raises(errors.PatchError) as caught:
+        bench.apply(bench.plan())
+    assert "tool does not import in this venv, with the patch or without: ModuleNotFoundError" in caught.value.message
+    assert caught.value.hint.startswith('File "') and "tool/__init__.py" in caught.value.hint
+    assert "Traceback" not in str(caught.value) and str(caught.value).count("\n") == 2
+    assert bench.state() == "clean"
+
+
 def test_a_patch_that_does_not_hold_what_it_claims_is_taken_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = bench.plan()
     ours = bench.agent.call

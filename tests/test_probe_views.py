@@ -34,9 +34,9 @@ def document(*found: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 class Screen:
-    def __init__(self) -> None:
+    def __init__(self, width: int = 100, terminal: bool = False) -> None:
         self.file = io.StringIO()
-        self.rich = rich.console.Console(file=self.file, width=100, force_terminal=False)
+        self.rich = rich.console.Console(file=self.file, width=width, force_terminal=terminal, color_system=None)
 
     @property
     def text(self) -> str:
@@ -54,7 +54,8 @@ def test_the_verdict_comes_first_and_counts_only_what_breaks() -> None:
     assert text.splitlines()[0] == "kimi: user 1 on engine 2: 1 break, 1 with a known fix"
     assert "At start-up" in text
     assert "docs/rules/unknown-kwarg.md" in text
-    assert text.index("unknown-kwarg") < text.index("Risks") < text.index("changed-default")
+    assert text.index("unknown-kwarg") < text.index("Changed since") < text.index("changed-default")
+    assert text.splitlines()[-1] == "kimi: 1 break, 1 with a known fix; fab -H kimi patch shows the edits and asks"
 
 
 LONG = "Scheduler.__init__(self_config: Config, groups: dict[str, tuple[int, ...]], block_size: int, log: bool = False)"
@@ -79,6 +80,31 @@ def test_every_finding_shows_the_command_that_shows_it() -> None:
     text = shown(document(finding(check="sed -n '3p' engine/a.py")))
     assert "check  sed -n '3p' engine/a.py" in text
     assert text.splitlines()[4] == "✗ user/a.py:2"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_command_stays_one_line_and_text_wraps_only_on_a_terminal(terminal: bool) -> None:
+    path = "/data/" + "long-name/" * 9 + "request.py"
+    command, error = f"sed -n '60,+25p' {path}", "words that explain " * 9 + path
+    screen = Screen(80, terminal)
+    findings.show(screen, document(finding(check=command, error=error)))
+    lines = screen.text.splitlines()
+    assert f"    check  {command}" in lines
+    assert any(line.endswith(path) for line in lines if command not in line), "the path in the text is whole as well"
+    assert (f"    error  {error}" in lines) is not terminal
+    if terminal:
+        assert all(len(line) <= 80 for line in lines if path not in line)
+        (at,) = [i for i, line in enumerate(lines) if line.startswith("    error  words")]
+        assert lines[at + 1].startswith(" " * 11 + "words"), "below itself"
+
+
+def test_what_a_baseline_changed_is_told_in_a_line_each_unless_all_is_asked_for() -> None:
+    changed = [finding(confidence="risk", rule="new-raise", line=n, fix=None) for n in range(20)]
+    value = document(*changed, finding(confidence="risk", rule="eagle3-gate", line=99))
+    short, everything = shown(value), shown(value, everything=True)
+    assert short.index("? user/a.py:99") < short.index("not known to matter (20)")
+    assert "  a.py:3  new-raise  engine.plan" in short and "… 12 more with --all" in short
+    assert all(f"? user/a.py:{n}\n" in everything for n in range(20))
 
 
 def test_nothing_broken_says_so() -> None:

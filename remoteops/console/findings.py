@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -27,40 +26,101 @@ WHEN = {
 MARKS = {"proved": ("✗", "bold red"), "contract": ("✗", "bold red"), "risk": ("?", "yellow")}
 
 
+FEW = 8  # of what is told in one line each, unless --all
+
+
+class Line(NamedTuple):
+    """A line that wraps ``hang`` columns in below itself. ``whole``: never wrapped by us, so that it can be copied (a
+    command)."""
+
+    text: Text
+    indent: int = 0
+    hang: int = 0
+    whole: bool = False
+
+
 def show(console: Any, document: Document, *, everything: bool = False) -> None:
-    """Print an audit: the verdict, then findings by when they strike, risks after them, what stayed open last."""
+    """Print an audit: the verdict, then findings by when they strike, risks after them, what stayed open last.
+
+    Through a pipe a line is a line, whatever its length.
+    """
+    screen = console.rich
     for part in render(document, everything=everything):
-        console.rich.print(part)
+        if not isinstance(part, Line):
+            screen.print(part)
+            continue
+        wraps = screen.is_terminal and not part.whole
+        room = max(20, screen.width - part.indent - part.hang)
+        for number, line in enumerate(_wrapped(part.text, room, part.hang) if wraps else [part.text]):
+            line.rstrip()
+            screen.print(Text(" " * (part.indent + part.hang * bool(number))).append_text(line), soft_wrap=True)
 
 
-def render(document: Document, *, everything: bool = False) -> list[RenderableType]:
+def _wrapped(text: Text, room: int, hang: int) -> list[Text]:
+    """Lines broken between words only: a path that is longer than a line stays whole. The first has ``hang`` more."""
+    breaks: list[int] = []
+    start = hang
+    for word in re.finditer(r"\S+", text.plain):
+        if word.end() - start > room and word.start() > (breaks[-1] if breaks else 0):
+            start = word.start()
+            breaks.append(start)
+    return list(text.divide(breaks))
+
+
+def render(document: Document, *, everything: bool = False) -> list[RenderableType | Line]:
     """The parts of an audit's view, in order."""
     findings = list(document["findings"])
     broken = [finding for finding in findings if finding["confidence"] != "risk"]
     risks = [finding for finding in findings if finding["confidence"] == "risk"]
-    parts: list[RenderableType] = [verdict(document)]
+    parts: list[RenderableType | Line] = [verdict(document)]
     for when in ORDER:
         group = [finding for finding in broken if finding["when"] == when]
         if group:
-            parts += [Text(f"\n{WHEN[when]}", style="bold"), *map(render_finding, group)]
+            parts.append(Text(f"\n{WHEN[when]}", style="bold"))
+            parts += [line for finding in group for line in render_finding(finding)]
+    changed = [finding for finding in risks if finding["rule"] in rules.BASELINE and not everything]
+    risks = [finding for finding in risks if finding not in changed]
     if risks:
-        parts += [
-            Text("\nRisks (true for some models or settings, or changed since the baseline)", style="bold"),
-            *map(render_finding, risks),
-        ]
+        parts.append(Text("\nRisks (true for some models or settings, or wrong without an error)", style="bold"))
+        parts += [line for finding in risks for line in render_finding(finding)]
+    if changed:
+        since = _side(document["baseline"]) if document.get("baseline") else "the baseline"
+        parts.append(Text(f"\nChanged since {since}, not known to matter ({len(changed)})", style="bold"))
+        parts += _few([_brief(finding) for finding in changed], FEW)
     unresolved = list(document["unresolved"])
     if unresolved:
         parts.append(Text(f"\nNot decided ({len(unresolved)})", style="bold"))
-        shown = unresolved if everything else unresolved[:8]
-        parts += [Padding(Text(_open(record), style="dim"), (0, 0, 0, 2)) for record in shown]
-        if len(shown) < len(unresolved):
-            parts.append(Padding(Text(f"… {len(unresolved) - len(shown)} more with --all", style="dim"), (0, 0, 0, 2)))
+        parts += _few([Text(_open(record), style="dim") for record in unresolved], None if everything else FEW)
     if everything and document.get("sites_list"):
         parts.append(_sites(document["sites_list"]))
     for check in document.get("checks", ()):
         parts.append(_check(check))
-    parts += [Text(f"note: {plain(note)}", style="dim") for note in document.get("notes", ())]
+    parts += [Line(Text(f"note: {plain(note)}", style="dim")) for note in document.get("notes", ())]
+    if broken and document.get("host"):
+        parts.append(Line(_next(document, broken)))
     return parts
+
+
+def _few(texts: Sequence[Text], most: int | None) -> Iterator[Line]:
+    shown = texts if most is None else texts[:most]
+    yield from (Line(text, 2, 2) for text in shown)
+    if len(shown) < len(texts):
+        yield Line(Text(f"… {len(texts) - len(shown)} more with --all", style="dim"), 2)
+
+
+def _brief(finding: Finding) -> Text:
+    place = f"{plain(finding['file']).rpartition('/')[2]}:{finding['line']}"
+    return Text(f"{place}  {finding['rule']}  {plain(_short_symbol(finding['symbol']))}", style="dim")
+
+
+def _next(document: Document, broken: Sequence[Finding]) -> Text:
+    """The verdict once more, below what it rests on, and the command that goes on from here."""
+    fixes = sum(known_fix(finding) is not None for finding in broken)
+    host = plain(document["host"])
+    told = Text(f"\n{host}: {_count(len(broken), 'break')}, {fixes} with a known fix", style="bold red")
+    if fixes:
+        told.append(f"; fab -H {host} patch shows the edits and asks", style="not bold")
+    return told
 
 
 def verdict(document: Document) -> Text:
@@ -84,14 +144,14 @@ def verdict(document: Document) -> Text:
     return head
 
 
-def render_finding(finding: Finding) -> RenderableType:
+def render_finding(finding: Finding) -> list[Line]:
     """A finding in a few lines: where, what, expected and found, the error, the way out, how to see it by hand."""
     mark, style = MARKS.get(finding["confidence"], ("·", ""))
     detail = str(finding["detail"])
     place = f"{plain(finding['file'])}:{finding['line']}"
     what = _joined(plain(_short_symbol(finding["symbol"])), plain(detail))
-    lines: list[RenderableType] = [
-        Text.assemble((f"{mark} ", style), (place, "cyan")),
+    lines = [
+        Line(Text.assemble((f"{mark} ", style), (place, "cyan"))),
         _line("", Text.assemble((plain(finding["rule"]), "bold"), "  ", what)),
     ]
     if finding.get("was"):
@@ -104,9 +164,9 @@ def render_finding(finding: Finding) -> RenderableType:
         lines.append(_line("error", plain(finding["error"])))
     lines.append(_line("fix", describe_fix(finding)))
     if finding.get("check"):
-        lines.append(_line("check", Text(plain(finding["check"]), style="dim")))
+        lines.append(_line("check", Text(plain(finding["check"]), style="dim"), whole=True))
     lines.append(_line("more", Text(rules.page(finding["rule"]), style="dim")))
-    return Group(*lines)
+    return lines
 
 
 def elide(text: str, detail: str, width: int = 100) -> str:
@@ -155,8 +215,8 @@ def _parameters(text: str) -> tuple[str, list[str], str] | None:
     return None
 
 
-def _line(name: str, value: str | Text) -> RenderableType:
-    return Padding(Text.assemble((f"{name:<7}" if name else "", "dim"), value), (0, 0, 0, 4))
+def _line(name: str, value: str | Text, *, whole: bool = False) -> Line:
+    return Line(Text.assemble((f"{name:<7}" if name else "", "dim"), value), 4, 7, whole)
 
 
 def _short_symbol(symbol: object) -> str:
