@@ -172,7 +172,8 @@ class Annotations:
         if symbol is None:
             return UNKNOWN
         if symbol.kind == "class" and symbol.klass is not None:
-            return Instance(symbol.klass)
+            typed = any(name.endswith(".TypedDict") for name in self.classes.lineage(symbol.klass).external)
+            return Sequence("dict") if typed else Instance(symbol.klass)
         if symbol.kind == "external":
             last = symbol.name.rsplit(".", 1)[-1]
             if last in ("Any", "object", "TypeVar", "Incomplete"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Set, Tuple
 
 from remoteops.agent.audit.calls import Calls
 from remoteops.agent.audit.index import FunctionInfo
@@ -17,6 +17,7 @@ from remoteops.agent.audit.values import (
     PartialValue,
     Sequence,
     Value,
+    options,
 )
 
 
@@ -117,21 +118,55 @@ class Callees(Calls):
         shape = arguments_of(node)
         count, names = callee.extra
         if shape.double_star:
-            keys: List[str] = []
-            for keyword in node.keywords:
-                if keyword.arg is None and not isinstance(keyword.value, ast.Dict):
-                    value = self.evaluate(keyword.value, scope)
-                    if not (
-                        isinstance(value, Sequence)
-                        and value.keys is not None
-                        and all(isinstance(k, str) for k in value.keys)
-                    ):
-                        break
-                    keys.extend(str(k) for k in value.keys)
-                elif keyword.arg is None:
-                    break
-            else:
-                if not any(isinstance(k.value, ast.Name) and k.arg is None for k in node.keywords):
-                    shape = shape._replace(double_star=False, keywords=shape.keywords + tuple(keys))
+            shape = self._keywords_known(node, shape, scope)
+        if shape.star:
+            shape = self._places_known(node, shape, scope)
         fresh = tuple(n for n in names if n not in shape.keywords)
         return shape._replace(positional=shape.positional + count, keywords=shape.keywords + fresh)
+
+    def _keywords_known(self, node: ast.Call, shape: Arguments, scope: Any) -> Arguments:
+        """``**x`` spelled out, where the keys of every x are known."""
+        always: List[str] = []
+        sometimes: List[str] = []
+        for keyword in node.keywords:
+            passed = keyword.value
+            if keyword.arg is not None or (isinstance(passed, ast.Dict) and all(passed.keys)):
+                continue
+            made = isinstance(passed, ast.Call) and isinstance(passed.func, ast.Name) and passed.func.id == "dict"
+            if not made and not (isinstance(passed, ast.Name) and self.content_known(passed, scope)):
+                return shape
+            tables = [_keys(o) for o in options(self.evaluate(passed, scope))]
+            keys: List[Set[str]] = [set(t) for t in tables if t is not None]
+            if len(keys) != len(tables):
+                return shape
+            common = keys[0].intersection(*keys[1:])
+            always += sorted(common)
+            sometimes += sorted(keys[0].union(*keys[1:]) - common)
+        return shape._replace(double_star=False, keywords=shape.keywords + tuple(always), maybe=tuple(sometimes))
+
+    def _places_known(self, node: ast.Call, shape: Arguments, scope: Any) -> Arguments:
+        """``*x`` counted, where every x is a tuple or list of known length."""
+        count = 0
+        for argument in node.args:
+            if not isinstance(argument, ast.Starred):
+                count += 1
+                continue
+            value = self.evaluate(argument.value, scope)
+            if not isinstance(value, Sequence) or value.parts is None or value.kind not in ("tuple", "list"):
+                return shape
+            passed = argument.value
+            named = isinstance(passed, ast.Name) and self.content_known(passed, scope)
+            if value.kind == "list" and not named and not isinstance(passed, ast.List):
+                return shape
+            count += len(value.parts)
+        return shape._replace(star=False, positional=count)
+
+    def content_known(self, node: ast.Name, scope: Any) -> bool:
+        """Whether nothing unseen may have changed the dict or list of that name."""
+        return False
+
+
+def _keys(value: Value) -> Optional[Tuple[str, ...]]:
+    if not isinstance(value, Sequence) or value.kind != "dict" or value.keys is None:
+        return None
+    return tuple(str(k) for k in value.keys) if all(isinstance(k, str) for k in value.keys) else None

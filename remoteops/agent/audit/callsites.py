@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from remoteops.agent.audit import sites as S
 from remoteops.agent.audit.callees import Callee
+from remoteops.agent.audit.contents import fixed_in_module, loose_names
 from remoteops.agent.audit.flow import FlowScope
+from remoteops.agent.audit.handed import HandingOn, handed_text
 from remoteops.agent.audit.keep import Keeper
 from remoteops.agent.audit.signatures import (
-    POSITIONAL,
-    POSITIONAL_ONLY,
-    VAR_KEYWORD,
-    VAR_POSITIONAL,
     Arguments,
     Outcome,
     Signature,
-    bind,
+    bind_ways,
     unparse,
 )
-from remoteops.agent.audit.sites import Problem
+from remoteops.agent.audit.sites import Problem, Site
 from remoteops.agent.audit.values import (
     BoundMethod,
     CallableValue,
@@ -31,9 +29,9 @@ from remoteops.agent.audit.values import (
     FunctionValue,
     Instance,
     LambdaValue,
+    ModuleValue,
     PartialValue,
     Sequence,
-    SuperValue,
     Unknown,
     Value,
     options,
@@ -43,6 +41,9 @@ from remoteops.agent.audit.values import (
 class CallSites(Keeper):
     """Judges calls as they are met."""
 
+    handing: HandingOn
+    _loose: Dict[int, Set[str]]
+
     def on_call(self, node: ast.Call, value: Value, scope: FlowScope) -> None:
         if value == External("setattr") and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
             self.note_put(self.quiet(node.args[0], scope), str(node.args[1].value))
@@ -50,7 +51,7 @@ class CallSites(Keeper):
         for option in options(value):
             if isinstance(option, ClassValue):
                 self.made.add(id(option.info))
-            callee = self._provider_callee(option)
+            callee = self.provider_callee(option)
             if callee is not None:
                 judged.append((option, callee))
         if not judged:
@@ -68,11 +69,13 @@ class CallSites(Keeper):
         site.shape = self.shape(node, callee, scope)
         outcomes: List[Tuple[Callee, Outcome]] = []
         doubt = ""
+        either = 0
         for _option, each in judged:
             if each.signature is None:
                 doubt = doubt or each.reason
                 continue
-            outcome = bind(each.signature, self.shape(node, each, scope))
+            outcome, same = bind_ways(each.signature, self.shape(node, each, scope))
+            either += not same
             asked = [p.name for p in outcome.problems if p.kind == "unknown-kwarg" and _asked(p.name, scope)]
             if asked:
                 doubt = doubt or "%s is given only where a signature that was looked at has it" % ", ".join(asked)
@@ -91,6 +94,7 @@ class CallSites(Keeper):
             everywhere = len(failing) == len(judged) and len(judged) == len(
                 [o for o in options(value) if not isinstance(o, Unknown)]
             )
+            everywhere = everywhere and not either
             # Of several definitions, what fails in each is sure; if each fails otherwise, the first tells.
             common = [p for p in outcome.problems if all(p in o.problems for _c, o in failing)]
             common = common or list(outcome.problems)
@@ -100,15 +104,19 @@ class CallSites(Keeper):
             self.settle(
                 site,
                 S.BREAK if everywhere else S.RISK,
-                "" if everywhere else "%d of %d possible callees do not take this call" % (len(failing), len(judged)),
+                ""
+                if everywhere
+                else "what is passed depends on a condition"
+                if either
+                else "%d of %d possible callees do not take this call" % (len(failing), len(judged)),
                 problems,
             )
         elif doubt:
             self.settle(site, S.UNRESOLVED, doubt)
         elif any(o.open for _c, o in outcomes):
             self.settle(site, S.UNRESOLVED, "arguments are passed on as *args or **kwargs whose content is not known")
-        elif passed_on := next(filter(None, (_passed_on(c, site.shape) for c, _o in outcomes)), ""):
-            self.settle(site, S.UNRESOLVED, passed_on)
+        elif self._hands_on(site, judged, node, scope):
+            pass
         else:
             self.settle(site, S.OK)
             signatures = [c.signature for c, _o in outcomes if c.signature is not None]
@@ -123,6 +131,38 @@ class CallSites(Keeper):
                 self.settle(site, S.RISK, note, problems)
         if not self.muted and not self.dead:
             self.calls_met.append((site, node, option, callee, scope))
+
+    def _hands_on(self, site: Site, judged: List[Tuple[Value, Callee]], node: ast.Call, scope: FlowScope) -> bool:
+        """Judges what the callees hand on as ``*args`` and ``**kwargs``. True when that settles the call."""
+        handed = [(c, self.handing.judge(o, c, self.shape(node, c, scope))) for o, c in judged]
+        failing = [(c, h) for c, h in handed if h.problems]
+        if failing:
+            callee, first = failing[0]
+            assert first.callee is not None
+            sure = len(failing) == len(handed) and all(h.sure for _c, h in failing)
+            problems = tuple(call_problem(first.callee, p, sure) for p in first.problems)
+            for problem in problems:
+                problem.now = handed_text(callee, first.callee)
+            reason = "" if sure else "what it hands on is taken on some ways only"
+            self.settle(site, S.BREAK if sure else S.RISK, reason, problems)
+        elif any(h.reason for _c, h in handed):
+            self.settle(site, S.UNRESOLVED, next(h.reason for _c, h in handed if h.reason))
+            return True
+        return bool(failing)
+
+    def content_known(self, node: ast.Name, scope: Any) -> bool:
+        at = scope.enclosing() if isinstance(scope, FlowScope) else scope
+        place = getattr(at, "node", None)
+        if place is not None and node.id in at.names:
+            if id(place) not in self._loose:
+                self._loose[id(place)] = loose_names(place)
+            return node.id not in self._loose[id(place)]
+        return (
+            isinstance(scope, FlowScope)
+            and at.outer is None
+            and scope.module.tree.package != self.provider
+            and fixed_in_module(scope.module, node.id)
+        )
 
     def _not_callable(self, node: ast.Call, value: Value, scope: FlowScope) -> bool:
         """A property of the provider that is called: what it gives is called, and that may be nothing to call."""
@@ -147,7 +187,7 @@ class CallSites(Keeper):
 
     def _not_known(self, node: ast.Call, value: Value, scope: FlowScope) -> None:
         """Something of the provider is called of which the sources do not tell what it takes: never called fine."""
-        if not any(isinstance(o, CallableValue) or (isinstance(o, Unknown) and o.reach) for o in options(value)):
+        if not any(isinstance(o, (CallableValue, Unknown)) for o in options(value)):
             return
         name = unparse(node.func)
         if isinstance(node.func, ast.Attribute):
@@ -156,10 +196,11 @@ class CallSites(Keeper):
             looked_up = self.sites.get(place)
             if looked_up is None or looked_up.status != S.OK or looked_up.receiver is None:
                 return
-            if isinstance(looked_up.receiver, SuperValue):
-                return
+            hits = self.attribute(looked_up.receiver, node.func.attr).hits
+            if all(h.member is None and not isinstance(h.option, ModuleValue) for h in hits):
+                return  # of a base from another library, or super()
             name = looked_up.reached
-        elif not isinstance(node.func, ast.Name) or not any(isinstance(o, Unknown) for o in options(value)):
+        elif not isinstance(node.func, ast.Name) or (scope.module.name, name) not in self.unknown_imports:
             return
         site = self.site("call", node, scope, symbol=name, reached=name)
         self.settle(site, S.UNRESOLVED, "what %s takes does not show in the sources" % name)
@@ -203,7 +244,7 @@ class CallSites(Keeper):
             )
         return tuple(found)
 
-    def _provider_callee(self, option: Value) -> Optional[Callee]:
+    def provider_callee(self, option: Value) -> Optional[Callee]:
         if isinstance(option, (External, Unknown, ExternalInstance)):
             return None
         if isinstance(option, (FunctionValue, PartialValue, BoundMethod, Instance, LambdaValue)):
@@ -237,32 +278,6 @@ def _dropped(signature: Signature, shape: Arguments) -> List[str]:
     if not signature.drops_unknown:
         return []
     return [name for name in shape.keywords if signature.get(name) is None]
-
-
-def _passed_on(callee: Callee, shape: Arguments) -> str:
-    """What this call gives that the function takes as ``*args`` or ``**kwargs`` and hands to another: whether it fits
-    there is not judged, so the call is not called fine. Empty: nothing of the kind.
-    """
-    signature, node = callee.signature, callee.function.node if callee.function is not None else None
-    if signature is None or node is None:
-        return ""
-    rest = {p.kind: p.name for p in signature.parameters if p.kind in (VAR_POSITIONAL, VAR_KEYWORD)}
-    places = sum(p.kind in (POSITIONAL_ONLY, POSITIONAL) for p in signature.parameters)
-    names = [name for name in shape.keywords if VAR_KEYWORD in rest and signature.get(name) is None]
-    more = VAR_POSITIONAL in rest and shape.positional > places
-    for call in ast.walk(node) if names or more else ():
-        if not isinstance(call, ast.Call):
-            continue
-        starred = [a.value for a in call.args if isinstance(a, ast.Starred)]
-        doubled = [k.value for k in call.keywords if k.arg is None]
-        if (more and _names(starred, rest[VAR_POSITIONAL])) or (names and _names(doubled, rest[VAR_KEYWORD])):
-            given = ", ".join(names) or "more positional arguments"
-            return "%s is only passed on to %s(), which was not judged with it" % (given, ast.unparse(call.func))
-    return ""
-
-
-def _names(values: List[ast.expr], name: str) -> bool:
-    return any(isinstance(value, ast.Name) and value.id == name for value in values)
 
 
 def _type_name(option: Value) -> str:

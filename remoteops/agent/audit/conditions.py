@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
+from remoteops.agent.audit.contents import after
 from remoteops.agent.audit.evaluate import Evaluator, Scope
 from remoteops.agent.audit.flowscope import FlowScope
 from remoteops.agent.audit.modules import last_name
@@ -84,7 +85,19 @@ class Conditions(Evaluator):
         for keyword in node.keywords:
             self.evaluate(keyword.value, scope)
         self.on_call(node, value, scope)
-        return self.call(value, node, scope)
+        result = self.call(value, node, scope)
+        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+            given = {str(n): self.evaluate(a, scope) for n, a in enumerate(node.args)}
+            given.update({k.arg: self.evaluate(k.value, scope) for k in node.keywords if k.arg})
+            self.change(node.func.value, node, given, scope)
+        return result
+
+    def change(self, target: ast.expr, node: ast.AST, given: Dict[str, Value], scope: FlowScope) -> None:
+        """Writes into a scope what a statement does to the dict or list of a name."""
+        if isinstance(target, ast.Name) and target.id in scope.names:
+            old = scope.names[target.id]
+            if any(isinstance(o, Sequence) and o.kind in ("dict", "list") for o in options(old)):
+                scope.names[target.id] = join([after(o, node, given) for o in options(old)])
 
     def eval_conditional(self, node: ast.IfExp, scope: Scope) -> Value:
         if not isinstance(scope, FlowScope):

@@ -138,6 +138,11 @@ class Constructors:
 
     # -- generated ---------------------------------------------------------------------------------------------------
 
+    def generated(self, info: ClassInfo) -> Constructed:
+        """The constructor that a class would have if it had no explicit one."""
+        family, recipe = self.family(info), self.decorators.recipe(info)
+        return Constructed(self._generated(info, family, recipe, recipe.doubt), info, family, info.unit.line)
+
     def _generated(self, info: ClassInfo, family: str, recipe: Recipe, doubt: str) -> Signature:
         fields = [f for f in self.fields(info) if f.init]
         keyword = family == "model"

@@ -10,7 +10,16 @@ from remoteops.agent.audit.index import ClassInfo, FunctionInfo
 from remoteops.agent.audit.modules import Module, last_name
 from remoteops.agent.audit.signatures import POSITIONAL, VAR_KEYWORD, VAR_POSITIONAL, Signature, from_arguments
 from remoteops.agent.audit.syntax import FunctionNode, walk_shallow
-from remoteops.agent.audit.wrappers import Recipe, constant, extra_setting, injects, rewrites, with_options, wrapper
+from remoteops.agent.audit.wrappers import (
+    Recipe,
+    constant,
+    extra_setting,
+    injects,
+    leading,
+    rewrites,
+    with_options,
+    wrapper,
+)
 
 KEEPS = {
     "staticmethod",
@@ -295,7 +304,11 @@ class Decorators:
         if isinstance(placed, (ast.FunctionDef, ast.AsyncFunctionDef)):
             shape = from_arguments(placed.args)
             star = placed.args.kwarg.arg if placed.args.kwarg is not None else ""
-            if (star and any(rewrites(inner, star) for inner in ast.walk(placed))) or injects(placed):
+            rewritten = star and any(rewrites(inner, star) for inner in ast.walk(placed))
+            ahead, mine = leading(placed), len(placed.args.posonlyargs + placed.args.args)
+            if ahead > 0 and not rewritten and all(p.kind == POSITIONAL for p in before.parameters[: mine + ahead]):
+                return before._replace(parameters=before.parameters[:mine] + before.parameters[mine + ahead :])
+            if rewritten or injects(placed):
                 return before._replace(doubt=before.doubt or "%s may change the arguments" % name)
             if any(p.kind == VAR_POSITIONAL for p in shape.parameters) and any(
                 p.kind == VAR_KEYWORD for p in shape.parameters

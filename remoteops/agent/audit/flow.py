@@ -6,6 +6,7 @@ import ast
 from typing import Any, FrozenSet, List, Optional, Set
 
 from remoteops.agent.audit.conditions import Conditions
+from remoteops.agent.audit.contents import after
 from remoteops.agent.audit.flowscope import FlowScope, exceptions
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo, Index
 from remoteops.agent.audit.modules import Module, handler_catches, is_type_checking, last_name
@@ -55,8 +56,6 @@ class Flow(Conditions):
 
     def on_class(self, info: ClassInfo, scope: FlowScope) -> None:
         raise NotImplementedError
-
-    # -- modules, classes, functions ---------------------------------------------------------------------------------
 
     def walk_module(self, module: Module) -> None:
         """Walks a module's statements, then its functions and classes."""
@@ -153,7 +152,7 @@ class Flow(Conditions):
             if isinstance(node.target, ast.Attribute):
                 self.evaluate(node.target.value, scope)
             elif isinstance(node.target, ast.Name):
-                scope.names[node.target.id] = join([scope.get(node.target.id) or UNKNOWN])
+                scope.names[node.target.id] = after(scope.get(node.target.id) or UNKNOWN, node, {})
         elif isinstance(node, ast.Expr):
             self.evaluate(node.value, scope)
         elif isinstance(node, (ast.Return, ast.Raise)):
@@ -195,6 +194,8 @@ class Flow(Conditions):
             for target in node.targets:
                 if isinstance(target, ast.Name):
                     scope.names.pop(target.id, None)
+                elif isinstance(target, ast.Subscript):
+                    self.change(target.value, target, {}, scope)
         elif node.__class__.__name__ == "Match":
             self._match(node, scope)
         return False
@@ -204,7 +205,7 @@ class Flow(Conditions):
         if scope.function is None and not _postponed(scope.module) and not isinstance(node.annotation, ast.Constant):
             self.evaluate(node.annotation, scope)
         declared = self.annotation(node.annotation, scope.module, scope.owner)
-        exact = [o for o in options(value) if isinstance(o, Instance) and o.exact]
+        exact = [o for o in options(value) if (isinstance(o, Instance) and o.exact) or getattr(o, "keys", None)]
         if node.value is not None or isinstance(node.target, ast.Name):
             self.assign(node.target, value if declared == UNKNOWN or exact else declared, scope)
 
@@ -229,6 +230,7 @@ class Flow(Conditions):
         elif isinstance(target, ast.Subscript):
             self.evaluate(target.value, scope)
             self.evaluate(target.slice, scope)
+            self.change(target.value, target, {"value": value}, scope)
 
     def _if(self, node: ast.If, scope: FlowScope) -> bool:
         typing = is_type_checking(node.test)

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 from remoteops.agent.audit import sites as S
 from remoteops.agent.audit.callees import Callee
 from remoteops.agent.audit.flow import Flow, FlowScope
+from remoteops.agent.audit.handed import HandingOn
 from remoteops.agent.audit.index import ClassInfo, Index
 from remoteops.agent.audit.modules import Module
 from remoteops.agent.audit.sites import Problem, Site
@@ -75,6 +76,9 @@ class Keeper(Flow):
         self.calls_met: List[Tuple[Site, ast.Call, Value, Callee, FlowScope]] = []
         self.made: Set[int] = set()
         self.put_on: Set[Tuple[int, str]] = set()
+        self.unknown_imports: Set[Tuple[str, str]] = set()  # (module, name): there, but the sources do not tell what
+        self.handing = HandingOn(self)
+        self._loose: Dict[int, Set[str]] = {}  # of functions, by id of the tree: see ``contents.loose_names``
         self.recording = True
         self.replacing = False
 
@@ -189,6 +193,8 @@ class Keeper(Flow):
         if not symbol.certain:
             self.settle(site, S.UNRESOLVED, symbol.reason)
             return Unknown(True, reached)
+        if isinstance(value, Unknown):
+            self.unknown_imports.add((scope.module.name, alias.asname or alias.name))
         return value
 
     def _import_module(self, place: ast.AST, alias: ast.alias, scope: FlowScope) -> Value:

@@ -141,6 +141,8 @@ class Recorder(SpecialCalls):
         origin = functions[0].info
         if value == NONE and self._returns_nothing(functions[0]):
             return ExternalInstance(plain.NOTHING, origin=origin)
+        if value == NONE and origin.head is not None and origin.head.returns is None:
+            return Unknown(True, "the result of %s" % origin.name)  # a stub, or what another class does otherwise
         if isinstance(value, Sequence) and value.kind == "coroutine" and value.each is not None:
             return value._replace(each=join([plain.marked(o, origin) for o in options(value.each)]))
         return join([plain.marked(o, origin) for o in options(value)])

@@ -82,13 +82,14 @@ class Signature(NamedTuple):
 
 class Arguments(NamedTuple):
     """A call: number of plain positional arguments, keyword names, and whether ``*x`` or ``**x`` of unknown
-    content is passed.
+    content is passed. ``maybe``: keywords that only some ways through the code pass.
     """
 
     positional: int
     keywords: Tuple[str, ...]
     star: bool = False
     double_star: bool = False
+    maybe: Tuple[str, ...] = ()
 
 
 class Problem(NamedTuple):
@@ -178,6 +179,18 @@ def bind(signature: Signature, call: Arguments) -> Outcome:
     if call.star and not takes_more:
         hidden = True
     return Outcome(tuple(problems), hidden, bound)
+
+
+def bind_ways(signature: Signature, call: Arguments) -> Tuple[Outcome, bool]:
+    """Binds a call with and without what it may pass. The second: whether the outcome is the same either way."""
+    least = bind(signature, call._replace(maybe=()))
+    if not call.maybe:
+        return least, True
+    most = bind(signature, call._replace(keywords=call.keywords + call.maybe, maybe=()))
+    common = tuple(p for p in least.problems if p in most.problems)
+    if common:
+        return least._replace(problems=common), True
+    return (most if least.fits else least), least.fits and most.fits
 
 
 def arguments_of(call: ast.Call) -> Arguments:

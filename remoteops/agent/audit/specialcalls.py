@@ -44,6 +44,8 @@ class SpecialCalls(CallSites):
                 self._getattr_site(node, scope)
             elif value.dotted in IMPORTERS:
                 self._import_site(node, scope)
+            elif value.dotted == "functools.partial":
+                self._partial_site(node, scope)
             elif value.dotted in REPLACERS and node.keywords:
                 self._replace_site(node, self.quiet(node.args[0], scope), scope, value.dotted)
         elif isinstance(node.func, ast.Attribute) and node.func.attr == "_replace" and node.keywords:
@@ -70,6 +72,22 @@ class SpecialCalls(CallSites):
             self.settle(site, S.UNRESOLVED, "a module whose name is worked out at run time")
         elif not self.index.exists(text):
             self._import_failed(site, text, text, scope)
+
+    def _partial_site(self, node: ast.Call, scope: FlowScope) -> None:
+        """What ``partial(f, x=1)`` fills in already: it fails as soon as it is called."""
+        target = self.quiet(node.args[0], scope)
+        callee = self.provider_callee(target)
+        if callee is None or callee.signature is None or callee.signature.doubt:
+            return
+        shape = arguments_of(node)
+        shape = shape._replace(positional=max(shape.positional - 1, 0))
+        filled = [p for p in bind(callee.signature, shape).problems if p.kind != "missing-required"]
+        site = self.site("call", node, scope, symbol=callee.symbol, reached=callee.symbol, extra="partial")
+        site.callee, site.shape = callee, shape
+        if filled:
+            self.settle(
+                site, S.RISK, "fails when it is called", tuple(call_problem(callee, p, False) for p in filled)
+            )
 
     def _replace_site(self, node: ast.Call, base: Value, scope: FlowScope, through: str) -> None:
         """``replace(obj, x=1)`` calls the constructor with every field: what it does not take is an error."""

@@ -182,6 +182,7 @@ def key(value: Value, depth: int = 0) -> Any:
             parts,
             len(value.parts or ()),
             value.parts is None,
+            value.keys,
         )
     if isinstance(value, Union_):
         return ("u", len(value.options), *(key(o, below) for o in value.options[:MAX_PARTS]))

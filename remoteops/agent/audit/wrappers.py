@@ -57,6 +57,28 @@ def injects(placed: FunctionNode) -> bool:
     return False
 
 
+def leading(placed: FunctionNode) -> int:
+    """How many arguments of its own a wrapper puts before those it was given, where that is all it does; else -1.
+
+    ``def inner(*args, **kwargs): return f(connection, *args, **kwargs)`` gives 1.
+    """
+    star, double = placed.args.vararg, placed.args.kwarg
+    named = [a.arg for a in placed.args.posonlyargs + placed.args.args]
+    calls = [
+        node
+        for node in ast.walk(placed)
+        if isinstance(node, ast.Call)
+        and any(isinstance(a, ast.Starred) and star is not None and last_name(a.value) == star.arg for a in node.args)
+    ]
+    if len(calls) != 1 or star is None or double is None or placed.args.kwonlyargs:
+        return -1
+    given, keywords = calls[0].args, calls[0].keywords
+    before = [last_name(a) for a in given[: len(named)]] == named
+    whole = isinstance(given[-1], ast.Starred) and sum(isinstance(a, ast.Starred) for a in given) == 1
+    passed = len(keywords) == 1 and keywords[0].arg is None and last_name(keywords[0].value) == double.arg
+    return len(given) - len(named) - 1 if before and whole and passed else -1
+
+
 def wrapper(node: FunctionNode, applied: int, depth: int = 0) -> Any:
     """The function that a decorator puts in place, ``identity``, or None where that was not followed.
 
