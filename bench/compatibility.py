@@ -33,6 +33,7 @@ from remoteops.errors import RemoteOpsError
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "compatibility.json"
+ENGINES, KILLS = HERE / "engines.json", HERE / "kills.json"
 PAGE = HERE.parent / "docs" / "compatibility.md"
 CONSUMERS = ("0.3.0", "0.4.0.1")  # 0.4.0 has the same data generation code
 FIRST, LAST = "0.11.0", "0.33.0"
@@ -230,8 +231,34 @@ def page(results: dict[str, Any]) -> str:
             for pair, r in results.get("connector", {}).items()
         ),
         "",
+        *engines(),
     ]
     return "\n".join(text)
+
+
+def engines() -> list[str]:
+    """The section of bench/engines.json and bench/kills.json."""
+    runs = json.loads(ENGINES.read_text()) if ENGINES.exists() else []
+    text = [ENGINES_HEAD, "| engine | vLLM | model | ranks | format | prompts | preemptions | largest relative error |"]
+    text.append("|---|---|---|---|---|---|---|---|")
+    for r in runs:
+        notes = [f"speculators {r['speculators']}"] if r["speculators"] else []
+        notes += ["runner completed"] if r.get("completed_runner") else []
+        name = f"{r['engine']} ({', '.join(notes)})" if notes else r["engine"]
+        cells = [name, r["vllm"], r["shape"], r["tensor_parallel"], r["format"], f"{r['compared']} of {r['rows']}"]
+        text.append(f"| {' | '.join(map(str, cells))} | {r['preemptions']} | {r['max_relative_error']:.1e} |")
+    kills = json.loads(KILLS.read_text()) if KILLS.exists() else []
+    if not kills:
+        return [*text, ""]
+    text += ["", KILLS_HEAD]
+    text.append("| engine, format | moments | what | files compared | cut short | ended as undisturbed |")
+    text.append("|---|---|---|---|---|---|")
+    for r in kills:
+        what = ", ".join(f"{number} {kind}" for kind, number in r["kinds"].items())
+        cells = [f"{r['engine']}, {r['format']}", f"{r['moments']} ({r['while_loading']} while loading)", what]
+        same = f"{'yes' if r['as_undisturbed'] else 'NO'}, values within {r['largest_difference']:.1e}"
+        text.append(f"| {' | '.join(cells)} | {r['files_compared']} | {len(r['partial_files'])} | {same} |")
+    return [*text, ""]
 
 
 def span(where: list[str], everything: list[str]) -> str:
@@ -269,6 +296,22 @@ alone.
 speculators 0.4.0 has the same data generation code as 0.4.0.1.
 
 Plans come from the audit of the installed sources; a release number decides nothing.
+"""
+
+ENGINES_HEAD = """\
+## The engines of remoteops on the CPU
+
+Made by `bench/engines.py`, float32, every prompt recomputed with transformers: a mix of 1 to 1501 tokens with shared
+prefixes and twins under a budget of 512 tokens a step, at most 64 of one prompt a step, and so small a KV cache that
+vLLM preempts (its own count is shown); then 64 prompts in one step; then one alone. The number is the largest of
+|engine - transformers| / |transformers| over a prompt's state at a layer. `generator` runs with the consumer as `fab
+patch` leaves it. *runner completed*: the CPU runner of vLLM 0.18 to 0.21 supports no extract_hidden_states; what its
+GPU runner does there is added for the trial (`bench/cpu_runner.py`). *bare* is told above.
+"""
+KILLS_HEAD = """\
+Made by `bench/kills.py`: SIGKILL of a worker, the engine or the supervisor, or a disk filled to the last byte, at
+random moments of runs on real vLLM. At each moment every file under a final name is compared with the undisturbed
+run's (token ids equal, values within 1e-5), and so is the result of the last resume.
 """
 
 

@@ -114,7 +114,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """One engine in a process of its own; {"error", "log"} when it gave no answer."""
     options.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
-        path = [str(ROOT)]
+        path = [str(ROOT), str(ROOT / "bench")]
         if options.consumer:
             path.insert(0, planned(options, Path(folder)))
         if options.provider_path:
@@ -277,6 +277,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "preemptions": counted,
         "max_relative_error": found["max_relative_error"],
         "worst_token_error": max(one["worst_token_error"] for one in found["layers"].values()),
+        "completed_runner": "worker_extension_cls" in wanted["engine_args"],
         "seconds": {"load": round(loaded - began, 1), "extract": round(computed - loaded, 1)},
     }
 
@@ -297,6 +298,10 @@ def small_cache(engine: str) -> dict[str, Any]:
         chosen["scheduler_reserve_full_isl"] = False
     if engine == "connector":
         chosen["disable_log_stats"] = False  # its counters are the proof
+        import cpu_runner
+
+        if cpu_runner.needed():
+            chosen["worker_extension_cls"] = "cpu_runner.Extension"
     return chosen
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -81,6 +82,7 @@ def main() -> int:
     parser.add_argument("--moments", type=int, default=20)
     parser.add_argument("--rows", type=int, default=600)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--lock", default="", help="a file that is locked while vLLM runs (several on one machine)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="remoteops-kills-") as folder:
         record = Trial(options, Path(folder)).go()
@@ -111,10 +113,24 @@ class Trial:
         }
         self.model, self.rows = folder / "model", folder / "rows.jsonl"
         self.starts = 0
+        self.going: list[RunDir] = []
+        self.locked: Any = None
         self.moments: list[dict[str, Any]] = []
         self.load_seconds = 10.0
 
     def go(self) -> dict[str, Any]:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+        try:
+            return self.trial()
+        finally:
+            self.end_runs()
+
+    def end_runs(self) -> None:
+        for run in self.going:
+            if os.path.isdir(run.path) and not self.over(run):
+                runs.stop({"run": run.path, "grace": 0}, lambda *_a, **_k: None)
+
+    def trial(self) -> dict[str, Any]:
         self.prepare()
         truth = self.folder / "truth"
         began = time.monotonic()
@@ -165,6 +181,9 @@ class Trial:
 
     def start(self, state: Path, out: Path) -> RunDir:
         self.starts += 1
+        if self.options.lock:
+            self.locked = Path(self.options.lock).open("a")  # noqa: SIM115 - until the run is over
+            fcntl.flock(self.locked, fcntl.LOCK_EX)
         job = {
             "engine": self.options.engine,
             "model": str(self.model),
@@ -192,16 +211,18 @@ class Trial:
             "state_dir": str(state),
             "force": True,  # another engine on this machine is none of ours
         }
-        return RunDir(runs.start(asked, lambda *_a, **_k: None)["path"])
+        run = RunDir(runs.start(asked, lambda *_a, **_k: None)["path"])
+        self.going = [run]
+        return run
 
     def one_start(self, disk: Path, out: Path) -> None:
         """Start (or resume), disturb up to three times, the last time deadly unless the run is through before."""
         run = self.start(disk / "state", out)
         room = self.options.moments - len(self.moments)
-        gentle = [self.draw.choice(("supervisor", "disk")) for _ in range(self.draw.choice((0, 1, 1, 2)))]
+        gentle = [self.draw.choice(("supervisor", "disk")) for _ in range(self.draw.choice((1, 2, 2, 3)))]
         plan = [*gentle, self.draw.choice(("worker", "engine"))][-room:]
         have = self.samples(out)
-        share = (self.options.rows - have) / max(1.0, room / 2.2)  # what this start may get done
+        share = (self.options.rows - have) / max(1.0, room / 3)  # what this start may get done
         targets = sorted(have + self.draw.random() * share for _ in plan)
         loading = self.draw.random() < 0.3
         began = time.monotonic()
@@ -216,8 +237,7 @@ class Trial:
             if self.over(run):
                 break
             self.disturb(kind, run, disk, out, loading=self.samples(out) == have)
-        if plan[-1] in ("worker", "engine") and not self.over(run):
-            self.until_over(run, None)
+        self.until_over(run, None)
 
     def disturb(self, kind: str, run: RunDir, disk: Path, out: Path, *, loading: bool) -> None:
         identities = read_json(run.supervisor) or {}
@@ -267,7 +287,10 @@ class Trial:
             return {"files": 0, "bad": [], "worst": 0.0}
         self.check.stdin.write(f"{out}\n")
         self.check.stdin.flush()
-        found = json.loads(self.check.stdout.readline())
+        answer = self.check.stdout.readline()
+        if not answer:
+            sys.exit("the checker ended")
+        found = json.loads(answer)
         return {**found, "bad": [f"{name}: {why}" for name, why in found["bad"].items()]}
 
     def samples(self, out: Path) -> int:
@@ -285,6 +308,9 @@ class Trial:
             if time.monotonic() > deadline:
                 raise SystemExit(f"{run.path} did not end: {liveness.current_status(run)}")
             time.sleep(0.1)
+        if self.locked is not None:
+            self.locked.close()
+            self.locked = None
         status = liveness.current_status(run)
         if wanted and status["state"] != wanted:
             tail = Path(run.log).read_bytes()[-3000:].decode("utf-8", "replace")
@@ -318,6 +344,7 @@ class Trial:
             shutil.copytree(place / "state", keep)
             raise
         finally:
+            self.end_runs()
             subprocess.run(["umount", "-l", str(place)], check=True)
 
 
