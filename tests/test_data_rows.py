@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -247,3 +248,31 @@ def test_when_every_row_is_unusable_nobody_is_told_to_allow_more_dropped_rows(tm
     with pytest.raises(AgentError, match="3 of 3 rows") as caught:
         dataset.load(job(lines(tmp_path / "d.jsonl", *[{"foo": 1, "bar": "x"}] * 3)))
     assert "it has bar, foo" in caught.value.hint and "max_dropped" not in caught.value.hint
+
+
+def test_a_dataset_that_stops_being_readable_names_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lines(tmp_path / "d.jsonl", *[{"input_ids": [i + 1]} for i in range(5)])
+    parse = records._parse
+
+    def broken(line: bytes) -> Any:
+        if b"[4]" in line:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return parse(line)
+
+    monkeypatch.setattr(records, "_parse", broken)
+    with pytest.raises(AgentError, match=r"read on from record 3: .*Input/output error") as caught:
+        dataset.load(job(path))
+    assert caught.value.kind == "DatasetError"
+
+
+def test_a_dataset_that_cannot_be_opened_is_a_dataset_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lines(tmp_path / "d.jsonl", {"input_ids": [1]})
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr("builtins.open", refused)
+    for look in (lambda: dataset.load(job(path)), lambda: estimate.dataset(str(path), 64)):
+        with pytest.raises(AgentError, match="cannot be read: Permission denied") as caught:
+            look()
+        assert caught.value.kind == "DatasetError" and caught.value.tried == str(path)

@@ -27,7 +27,20 @@ def dataset(
 
     Tables need the venv's Python (pyarrow). Raises AgentError(DatasetError).
     """
-    files = records.files_of(path)
+    try:
+        return _estimate(path, records.files_of(path), max_length, venv_python, import_path)
+    except OSError as error:
+        raise AgentError(
+            "DatasetError",
+            "%s cannot be read: %s" % (path, error.strerror or error),
+            tried=str(error.filename or ""),
+            hint="check its owner, mode and mount on the host",
+        ) from error
+
+
+def _estimate(
+    path: str, files: Sequence[str], max_length: int, venv_python: Optional[str], import_path: Optional[str]
+) -> Dict[str, Any]:
     if os.path.splitext(files[0])[1] in (*records.PARQUET, *records.ARROW):
         return _table(path, max_length, venv_python, import_path)
     if not any(os.path.getsize(name) for name in files):

@@ -102,8 +102,20 @@ def files_of(path: str) -> List[str]:
 
 
 def open_records(path: str) -> Records:
-    """Raises AgentError(DatasetError) for a dataset that is missing, empty or of no known kind."""
-    files = files_of(path)
+    """Raises AgentError(DatasetError) for a dataset that is missing, empty, unreadable or of no known kind; so does
+    reading on."""
+    try:
+        return _open(path, files_of(path))
+    except OSError as error:
+        raise AgentError(
+            "DatasetError",
+            "%s cannot be read: %s" % (path, error.strerror or error),
+            tried=str(error.filename or ""),
+            hint="check its owner, mode and mount on the host",
+        ) from error
+
+
+def _open(path: str, files: List[str]) -> Records:
     kind = os.path.splitext(files[0])[1]
     if kind in JSON_LINES or (kind == ".json" and not _is_array(files[0])):
         records = _lines(path, files, _parse)
@@ -115,7 +127,29 @@ def open_records(path: str) -> Records:
         records = _tables(path, files, kind in PARQUET)
     if not records.count:
         raise AgentError("DatasetError", "the dataset %s has no records" % path, tried=", ".join(files))
-    return records
+    return records._replace(pick=_told(path, records.pick))
+
+
+def _told(path: str, pick: Callable[[Sequence[int]], Iterator[Tuple[int, Record]]]) -> Any:
+    """``pick`` whose faults (a disk's or a network's, a damaged table) come as DatasetError with the place."""
+
+    def picked(wanted: Sequence[int]) -> Iterator[Tuple[int, Record]]:
+        last, source = -1, pick(wanted)
+        while True:
+            try:
+                last, record = next(source)
+            except StopIteration:
+                return
+            except Exception as error:  # pyarrow's errors are of many families
+                raise AgentError(
+                    "DatasetError",
+                    "%s cannot be read on from record %d: %s" % (path, last + 1, " ".join(str(error).split())[:300]),
+                    tried="%s" % type(error).__name__,
+                    hint="is the file whole, and its disk or mount in order?",
+                ) from error
+            yield last, record
+
+    return picked
 
 
 def _lines(path: str, files: List[str], parse: Callable[[bytes], Record]) -> Records:
