@@ -19,16 +19,15 @@ def seconds(
     began: float | None,
 ) -> dict[str, float]:
     """Seconds of every step; ``toolkit`` is what is neither patching, nor a rehearsal's model, nor the engine's
-    start, nor compute, nor transformers'.
+    start, compute or end, nor transformers'.
 
     ``began``: time.monotonic() when the command began; None leaves total and toolkit out.
     """
     found = {**before, **{f"run.{name}": value for name, value in phases.items()}, **after}
     if began is not None:
         found["total"] = round(time.monotonic() - began, 3)
-        spent = (
-            phases.get("load", 0.0) + phases.get("extract", 0.0) + (report.get("seconds") or {}).get("reference", 0.0)
-        )
+        engine = sum(phases.get(name, 0.0) for name in ("load", "extract", "close"))
+        spent = engine + (report.get("seconds") or {}).get("reference", 0.0)
         found["toolkit"] = round(found["total"] - spent - found.get("patch", 0.0) - found.get("rehearse", 0.0), 3)
     return found
 

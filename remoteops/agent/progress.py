@@ -18,6 +18,7 @@ STATE_OF_PHASE = {
     "running": "running",
     "verify": "verifying",
     "verifying": "verifying",
+    "close": "verifying",
 }
 COUNTERS = ("samples", "samples_total", "tokens", "tokens_total", "bytes")
 WINDOW = 30.0

@@ -20,6 +20,7 @@ _PHASES = {
     "run.load": "tokenise, start the engine",
     "run.extract": "extract",
     "run.verify": "verify",
+    "run.close": "the engine's end",
     "summary": "summary",
     "toolkit": "of all: not engine, not compute",
     "total": "all",

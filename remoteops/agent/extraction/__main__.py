@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import traceback
-from typing import Any, ContextManager, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Tuple
 
 from remoteops.agent import disk, modelinfo
 from remoteops.agent.extraction import dataset, output
@@ -81,19 +81,25 @@ def extract(job: Dict[str, Any], reporter: Reporter) -> int:
     todo, again = found.todo(loaded.rows)
     _announce(reporter, loaded, todo, again)
     notes: Optional[str] = None
+    closing: Optional[_Closing] = None
     if todo:
         with _inspector(job, shape, loaded.rows, reporter) as beside:
             notes = beside.notes if beside is not None else None
             engine = _engine(job, shape, reporter, todo)
             reporter.interruptible = False
+            closing = _Closing(engine.close)
             try:
                 reporter.phase("extract", engine=engine.name)
                 counts = engine.run(todo, _store(job, shape, engine.name), _gate(job, reporter))
-            finally:
-                _within(SHUTDOWN, engine.close)
-        if beside is not None:
-            beside.raise_if_hopeless()
+            except BaseException:
+                closing.start()
+                closing.wait()
+                raise
+            closing.start()  # taking vLLM down takes seconds; what was written is settled and checked meanwhile
         if reporter.stopping:
+            closing.wait()
+            if beside is not None:
+                beside.raise_if_hopeless()
             _settle(job, shape, loaded, reporter)
             reporter.outcome("stopped", **counts)
             return 0
@@ -104,6 +110,9 @@ def extract(job: Dict[str, Any], reporter: Reporter) -> int:
 
     reference = int(job.get("reference") or 0)
     report = check.check(str(job["out"]), None, reference=reference, job=job, reject=True, notes=notes)
+    if closing is not None and closing.is_alive():
+        reporter.phase("close")
+        closing.wait()
     summary = {
         "rows": len(loaded.rows),
         "written": len(todo),
@@ -217,21 +226,21 @@ def _settle(job: Mapping[str, Any], shape: Any, loaded: Any, reporter: Reporter)
                 raise
 
 
-def _within(seconds: float, call: Any) -> None:
-    """Run ``call`` but do not wait for it for ever; a shutdown that hangs must not hide what happened."""
-    problem: List[BaseException] = []
+class _Closing(threading.Thread):
+    """Takes the engine down. Nobody waits for that for ever; a shutdown that hangs must not hide what happened."""
 
-    def work() -> None:
+    def __init__(self, close: Callable[[], Any]) -> None:
+        super().__init__(name="remoteops-closing", daemon=True)
+        self._close = close
+
+    def run(self) -> None:
         try:
-            call()
+            self._close()
         except BaseException as error:  # noqa: BLE001 - shutting down; reported in the log only
-            problem.append(error)
+            sys.stderr.write("shutdown: %s: %s\n" % (type(error).__name__, error))
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if problem:
-        sys.stderr.write("shutdown: %s: %s\n" % (type(problem[0]).__name__, problem[0]))
+    def wait(self) -> None:
+        self.join(SHUTDOWN)
 
 
 def _leave(status: int) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from typing import Any, Dict, Iterator, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Set
 
 from remoteops.agent import disk, manifest
 from remoteops.agent.extraction import library
@@ -168,6 +168,7 @@ def arguments(job: Mapping[str, Any], run: str, memory: int, threads: int) -> Di
         "enforce_eager": True,
         "enable_chunked_prefill": True,
         "disable_log_stats": True,
+        **library.text_only(_engine_parameters()),
     }
     if job.get("gpu_memory_utilization"):
         chosen["gpu_memory_utilization"] = float(job["gpu_memory_utilization"])
@@ -191,6 +192,12 @@ def arguments(job: Mapping[str, Any], run: str, memory: int, threads: int) -> Di
         },
     )
     return chosen
+
+
+def _engine_parameters() -> Set[str]:
+    from vllm.engine.arg_utils import EngineArgs
+
+    return library.parameters(EngineArgs)
 
 
 class _Counts:

@@ -78,6 +78,7 @@ def settings(module: Any, job: Mapping[str, Any], worker: Optional[str], chunked
             "dtype": job.get("dtype") or "auto",
             "max_model_len": context_length(job),
             "seed": int(job.get("seed") or 0),
+            **(text_only(parameters(module.ModelConfig)) if hasattr(module, "ModelConfig") else {}),
         },
         "CacheConfig": {"enable_prefix_caching": False},
         "ParallelConfig": {"worker_extension_cls": worker} if worker else {},
@@ -121,6 +122,14 @@ def settings(module: Any, job: Mapping[str, Any], worker: Optional[str], chunked
         for name, value in before.items():
             setattr(module, name, value)
         restore_memory()
+
+
+def text_only(known: Set[str]) -> Dict[str, Any]:
+    """The keyword, where vLLM has it (>= 0.17), that leaves out the vision tower of models like Kimi-K2.5.
+
+    Rows are tokens. Otherwise vLLM loads the tower, needs the model's image processor, and runs the largest image once.
+    """
+    return {"language_model_only": True} if "language_model_only" in known else {}
 
 
 def parameters(config: Any) -> Set[str]:
