@@ -306,7 +306,8 @@ Made by `bench/engines.py`, float32, every prompt recomputed with transformers: 
 and so small a KV cache that vLLM preempts (its own count is shown); then 64 prompts in one step; then one alone. The
 number is the largest of |engine - transformers| / |transformers| over a prompt's state at a layer. `generator` runs
 with the consumer as `fab patch` leaves it. *runner completed*: the CPU runner of vLLM 0.18 to 0.21 supports no
-extract_hidden_states; what its GPU runner does there is added for the trial (`bench/cpu_runner.py`). *bare* is told above.
+extract_hidden_states; what its GPU runner does there is added for the trial (`bench/cpu_runner.py`). *bare* is told
+above.
 """
 KILLS_HEAD = """\
 Made by `bench/kills.py`: SIGKILL of a worker, the engine or the supervisor, or a disk filled to the last byte, at
