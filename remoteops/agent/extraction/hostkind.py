@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
+from remoteops.agent.protocol import AgentError
+
+CPU_RUNNER = "vllm.v1.worker.cpu_model_runner"
 CPU_DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
@@ -14,7 +17,8 @@ def preferred_engine() -> str:
     """``connector`` where vLLM has extract_hidden_states with a connector, else ``generator``. Used when nobody
     audited."""
     names = ("vllm.v1.spec_decode.extract_hidden_states", "vllm.v1.worker.gpu.spec_decode.extract_hidden_states")
-    return "connector" if any(_there(name) for name in names) else "generator"
+    there = any(_there(name) for name in names)
+    return "connector" if there and (has_gpu() or _cpu_runner_extracts() is not False) else "generator"
 
 
 def has_gpu() -> bool:
@@ -28,10 +32,19 @@ def adapt(job: Dict[str, Any], shape: Any, engine: str) -> List[str]:
     was done, as text.
 
     Sources: vLLM's CPU backend has no MLA; its rotary_embedding op gives wrong values for the 3-D tensors that
-    DeepSeek's attention passes; two workers on one NUMA node need their cores named.
+    DeepSeek's attention passes; two workers on one NUMA node need their cores named; its runner can extract from 0.22
+    on. Raises AgentError(RunFailed) where the engine cannot run there.
     """
     if has_gpu():
         return []
+    if engine == "connector" and "worker_extension_cls" not in (job.get("engine_args") or {}):
+        if _cpu_runner_extracts() is False:
+            raise AgentError(
+                "RunFailed",
+                "this vLLM's CPU backend has no extract_hidden_states",
+                tried="%s names no layers to capture" % CPU_RUNNER,
+                hint="vLLM 0.22 or newer has it; on this one --engine generator, or a host with a GPU",
+            )
     done = ["no GPU: running vLLM on the CPU"]
     for name, value in CPU_DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -60,6 +73,16 @@ def cores(ranks: int, available: List[int]) -> str:
 def writer_threads() -> int:
     """Threads that write samples: enough for a fast disk, fewer where there are few cores."""
     return max(2, min(8, (os.cpu_count() or 2) // 2))
+
+
+def _cpu_runner_extracts() -> Optional[bool]:
+    """Does vLLM's CPU runner tell the model which layers to give (as its GPU runner always did)? None: cannot see."""
+    try:
+        spec = importlib.util.find_spec(CPU_RUNNER)
+        with open(str(spec.origin if spec else ""), encoding="utf-8", errors="replace") as stream:
+            return "_setup_eagle3_aux_hidden_state_outputs" in stream.read()
+    except (ImportError, AttributeError, ValueError, OSError):
+        return None
 
 
 def _there(name: str) -> bool:
