@@ -209,9 +209,14 @@ def test_facts_see_a_venv_by_its_files_alone(server, tmp_path):
     (tmp_path / "venv/bin").mkdir()
     (tmp_path / "venv/bin/python").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "venv/pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.2\n")
+    # A .pth file shares the packages of another folder, as images with a ready torch do.
+    (tmp_path / "shared/torch-2.11.0+cu130.dist-info").mkdir(parents=True)
+    (tmp_path / "shared/vllm-0.1.dist-info").mkdir()
+    (site / "shared.pth").write_text(f"import nothing\n# a remark\n{tmp_path}/shared\n{tmp_path}/gone\n")
     with open_agent(server.host(venv=str(tmp_path / "venv"))) as agent:
         venv = agent.call("facts", {})["venv"]
-        assert venv["packages"] == {"vllm": "0.17.1", "speculators": "0.3.0"} and venv["version"] == "3.11.2"
+        assert venv["packages"] == {"vllm": "0.17.1", "speculators": "0.3.0", "torch": "2.11.0+cu130"}
+        assert venv["version"] == "3.11.2"
         assert agent.call("facts", {"packages": ["VLLM"]})["venv"]["packages"] == {"vllm": "0.17.1"}
         assert agent.call("facts", {"venv": "/no/such"})["venv"]["error"]
 

@@ -235,23 +235,17 @@ def venv(path: Optional[str], packages: Optional[List[str]] = None) -> Dict[str,
 
 
 def site_packages(root: str) -> List[str]:
-    """The folders a venv imports installed packages from, its base's too where pyvenv.cfg says so."""
-    found: List[str] = []
-    for library in ("lib", "lib64"):
-        folder = os.path.join(root, library)
-        if os.path.islink(folder) or not os.path.isdir(folder):
-            continue
-        for name in sorted(os.listdir(folder)):
-            candidate = os.path.join(folder, name, "site-packages")
-            if name.startswith("python3.") and os.path.isdir(candidate):
-                found.append(candidate)
-    config = _config(root)
-    if config.get("include-system-site-packages", "").lower() == "true" and config.get("home"):
-        base = os.path.dirname(config["home"])
-        if os.path.abspath(base) != root:
-            found += site_packages(base)
-            found += [path for path in ("/usr/lib/python3/dist-packages",) if base == "/usr" and os.path.isdir(path)]
-    return found
+    """The folders a venv imports installed packages from: its own, its base's where pyvenv.cfg says so, and those
+    that .pth files name."""
+    from remoteops.agent.audit import packages
+    from remoteops.agent.protocol import AgentError
+
+    try:
+        found = packages.site_folders(root)
+    except AgentError:
+        return []
+    linked = [path for folder in found for path in packages.path_files(folder) if os.path.isdir(path)]
+    return list(dict.fromkeys([*found, *linked]))
 
 
 def _config(root: str) -> Dict[str, str]:

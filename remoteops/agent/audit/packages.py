@@ -151,17 +151,23 @@ def _in_archive(package: str, place: str) -> Optional[Tree]:
     return None
 
 
-def _redirects(package: str, place: str, names: Dict[str, bool]) -> List[str]:
-    """Places that .pth, .egg-link and editable finder files in a site folder point to; eggs in it."""
+def path_files(place: str) -> List[str]:
+    """Places that .pth and .egg-link files in a site folder add to the import path."""
     targets: List[str] = []
-    for name in sorted(names):
-        full = os.path.join(place, name)
+    for name in sorted(scan(place)):
         if name.endswith((".pth", ".egg-link")):
-            for line in _text(full).splitlines():
-                line = line.strip()
+            for line in map(str.strip, _text(os.path.join(place, name)).splitlines()):
                 if line and not line.startswith(("import ", "import\t", "#")):
                     targets.append(os.path.normpath(os.path.join(place, line)))
-        elif _EDITABLE_FINDER.match(name):
+    return [target for target in targets if os.path.exists(target)]
+
+
+def _redirects(package: str, place: str, names: Dict[str, bool]) -> List[str]:
+    """Places that .pth, .egg-link and editable finder files in a site folder point to; eggs in it."""
+    targets = path_files(place)
+    for name in sorted(names):
+        full = os.path.join(place, name)
+        if _EDITABLE_FINDER.match(name):
             targets.extend(_finder_targets(package, _text(full)))
         elif name.endswith(".egg"):
             targets.append(full)
