@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import fnmatch
 import getpass
 import socket
 import threading
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remoteops import rules
-from remoteops.errors import PatchError
+from remoteops.errors import PatchError, UsageError
 
 if TYPE_CHECKING:
     from remoteops import planning
@@ -74,8 +75,9 @@ def plan(host: Host, *, only: Sequence[str] = (), model: str | None = None, agen
     """Audit the host's consumer (as it was before any patch of ours) and plan the edits. Writes nothing.
 
     ``only``: rules, kinds, recipes or finding ids; ``model``: the architecture class, where the audit should judge that
-    one alone. Raises what the link and the audit raise.
+    one alone. Raises what the link and the audit raise, and UsageError for an ``only`` that can mean nothing.
     """
+    _meant(only)
     threading.Thread(target=_warm, daemon=True).start()
     with _agent(host, agent) as asked:
         first = asked.call("patch.audit", _audit_request(host, model, package=host.workload.consumer))
@@ -92,6 +94,24 @@ def plan(host: Host, *, only: Sequence[str] = (), model: str | None = None, agen
         sources = {file: base64.b64decode(data) for file, data in first["sources"].items()}
         found = planning.converge({**first["document"], "host": host.name}, sources, preview, only)
         return Planned(found, root, state, _done(found, state), model)
+
+
+def _meant(only: Sequence[str]) -> None:
+    """Raises UsageError for a name that is no rule, kind, recipe or finding id: it would silently select nothing."""
+    import difflib
+    import re
+
+    from remoteops import recipes
+
+    known = sorted({*rules.all_rules(), *rules.KINDS, *recipes.load()})
+    for name in only:
+        if not fnmatch.filter(known, name) and not re.fullmatch(r"[0-9a-f]{8,}", name):
+            near = difflib.get_close_matches(name, known, 1)
+            raise UsageError(
+                f"--only {name}: there is no such rule, recipe or finding",
+                tried="rules and recipes that this version knows",
+                hint=f"did you mean '{near[0]}'?" if near else "fab probe names the rule of each finding",
+            )
 
 
 def _warm() -> None:

@@ -189,6 +189,13 @@ def test_only_limits_the_plan(bench: Bench) -> None:
     assert "specs=3" in bench.text() and "engine.core.plan" in bench.text()
 
 
+def test_only_a_name_that_can_mean_something(bench: Bench) -> None:
+    with pytest.raises(errors.UsageError, match="there is no such rule") as caught:
+        bench.plan(only=("unknown-kwargs",))
+    assert caught.value.hint == "did you mean 'unknown-kwarg'?" and bench.agent.calls == []
+    assert bench.plan(only=("slice-by-request",)).plan.empty and bench.plan(only=("unknown-*",)).plan.files
+
+
 def test_what_cannot_be_fixed_is_told_in_one_line(bench: Bench) -> None:
     bench.install(
         "engine",
@@ -257,7 +264,7 @@ def test_a_failed_proof_brings_the_earlier_patch_back_not_the_original(bench: Be
             "engine/request.py": "raise RuntimeError('no GPU')\n" + REQUEST.format("ident, tokens"),
         },
     )
-    with pytest.raises(errors.PatchError, match="do not import"):
+    with pytest.raises(errors.PatchError, match="does not import in this venv"):
         bench.apply(bench.plan())
     assert bench.text() == before and bench.state() == "patched"
 

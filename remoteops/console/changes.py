@@ -45,6 +45,8 @@ def plan(console: Console, planned: Any) -> None:
         console.say(
             f"\n{count} fix{'es' if count > 1 else ''} in {len(planned.plan.files)} file(s); reversible with --revert"
         )
+    elif not planned.plan.remaining:
+        console.say("nothing to patch")
     remaining(console, [{"finding": item.finding, "why": item.why} for item in planned.plan.remaining])
 
 
