@@ -85,3 +85,17 @@ def test_the_outcome_waits_for_room(tmp_path: Path, disk: Disk) -> None:
     speaking.join(10)
     [line] = (tmp_path / "events.jsonl").read_text().splitlines()
     assert (json.loads(line)["event"], json.loads(line)["state"]) == ("outcome", "done")
+
+
+def test_several_threads_may_speak_and_each_thing_is_said_once(tmp_path: Path) -> None:
+    reporter = Reporter(RunDir(str(tmp_path)))
+    speakers = [
+        threading.Thread(target=lambda n=n: [reporter.notice(f"{n} {i}") for i in range(100)])  # type: ignore[misc]
+        for n in range(4)
+    ]
+    for speaker in speakers:
+        speaker.start()
+    for speaker in speakers:
+        speaker.join()
+    said = [one["text"] for one in RunDir(str(tmp_path)).read_events()]
+    assert len(said) == len(set(said)) == 400

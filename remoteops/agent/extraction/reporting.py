@@ -45,6 +45,7 @@ class Reporter:
         self.signal: Optional[int] = None
         self.interruptible = False
         self.written = {"samples": 0, "tokens": 0, "bytes": 0}
+        self._speaking = threading.Lock()
         self._unsaid: List[Dict[str, Any]] = []  # events that a full disk did not take yet
 
     @property
@@ -86,10 +87,15 @@ class Reporter:
 
     def _tell(self, event: str, **fields: Any) -> bool:
         """Append an event. A full disk must not end a run that could go on: what cannot be said is said later."""
-        self._unsaid.append({"event": event, "t": round(time.time(), 6), **fields})
-        return self._flush()
+        with self._speaking:  # the inspector's thread speaks too
+            self._unsaid.append({"event": event, "t": round(time.time(), 6), **fields})
+            return self._say()
 
     def _flush(self) -> bool:
+        with self._speaking:
+            return self._say()
+
+    def _say(self) -> bool:
         while self._unsaid:
             try:
                 self.run.event(**self._unsaid[0])
