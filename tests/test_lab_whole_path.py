@@ -122,24 +122,13 @@ def test_a_second_run_is_refused_while_one_goes_on_and_stop_ends_it(patched: Non
     assert fab("status", run, "--json").document["state"] == stopped.document["state"]
 
 
-def test_a_run_goes_on_when_sshd_is_killed_and_tail_logs_picks_it_up(patched: None) -> None:
+def test_a_run_and_its_follower_survive_an_sshd_that_is_killed_twice(patched: None, tmp_path: Path) -> None:
     from remoteops.lab.place import Place
 
-    started = fab("extract", "--samples", "5", "--detach", "--json")
+    started = fab("extract", "--samples", "5", "--reference", "0", "--detach", "--json")
     assert started.code == 0, started.out
     run = started.document["run"]
-    place = Place("seed")
-    _kill_sshd(place)
-    log = fab("tail-logs", run, "--lines", "all", "--json")
-    assert log.code == 0, log.err
-    assert fab("status", run, "--json").document["state"] == "done"
-
-
-def test_following_survives_an_sshd_that_is_killed_under_it(patched: None, tmp_path: Path) -> None:
-    from remoteops.lab.place import Place
-
-    started = fab("extract", "--samples", "5", "--detach", "--json")
-    run = started.document["run"]
+    _kill_sshd(Place("seed"))  # nobody is connected: the run is alone
     script = Path(sys.executable).with_name("fab")
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         argv = [str(script), "tail-logs", run, "--lines", "all"]
@@ -148,7 +137,7 @@ def test_following_survives_an_sshd_that_is_killed_under_it(patched: None, tmp_p
             deadline = time.monotonic() + 60
             while not (tmp_path / "out").stat().st_size and time.monotonic() < deadline:
                 time.sleep(0.05)
-            _kill_sshd(Place("seed"))
+            _kill_sshd(Place("seed"))  # under the follower
             assert fab("lab.up").code == 0
             assert follower.wait(timeout=600) == 0, (tmp_path / "err").read_text()
         finally:
@@ -156,6 +145,7 @@ def test_following_survives_an_sshd_that_is_killed_under_it(patched: None, tmp_p
             follower.wait()
     assert "lost" in (tmp_path / "err").read_text()
     assert (tmp_path / "out").read_text() == fab("tail-logs", run, "--lines", "all").out
+    assert fab("status", run, "--json").document["state"] == "done"
 
 
 def _kill_sshd(place) -> None:  # type: ignore[no-untyped-def]
