@@ -14,6 +14,7 @@ import paramiko
 from paramiko.common import cMSG_CHANNEL_WINDOW_ADJUST
 
 from remoteops.errors import CommandFailed, UsageError
+from remoteops.ssh.packets import send_data
 from remoteops.ssh.wire import WINDOW
 
 # What every host is asked to run. It means the same to sh, bash, rbash, csh, fish and zsh, shows nothing of the
@@ -21,7 +22,8 @@ from remoteops.ssh.wire import WINDOW
 LAUNCHER = """sh -c 'IFS= read -r l && eval "$l"'"""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _PACKET = 32768 - 64  # bytes of data in a channel packet
-_GATHER = 0.002  # seconds between two reads of a stream that comes in full packets
+_GATHER = 0.001  # seconds between two reads of a stream that comes in full packets
+_ENOUGH = 256 * 1024  # bytes that need no gathering
 _NOISE = 8192  # bytes kept of what came before the start marker (a shell's banner)
 _GRACE = 2.0  # seconds that streams may stay silent and open after the process ended (a child holds them)
 
@@ -122,7 +124,7 @@ class RemoteProcess:
         view = memoryview(data)
         while view:
             try:
-                sent = self._channel.send(bytes(view[:_PACKET]))
+                sent = send_data(self._channel, view)
             except (OSError, EOFError, paramiko.SSHException):
                 sent = 0
             if not sent:
@@ -158,7 +160,7 @@ class RemoteProcess:
             if left is not None and left <= 0:
                 return b"", b""
             self._wake.wait(min(0.5, left) if left is not None else 0.5)
-            if self._in_bulk:
+            if self._in_bulk and len(self._channel.in_buffer) < _ENOUGH:
                 # Let a few packets gather: taking each by itself only makes two threads fight for the interpreter.
                 time.sleep(_GATHER)
 

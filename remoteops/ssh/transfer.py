@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from remoteops.errors import ConnectionLost, DiskTooSmall, LinkError, TransferFailed
-from remoteops.ssh.pipeline import WriteBehind, read_ahead
+from remoteops.ssh.pipeline import read_ahead
 from remoteops.ssh.process import Process
 from remoteops.ssh.scripts import COMMIT, DISCARD, DOWNLOAD, UPLOAD
 
@@ -258,23 +258,26 @@ def _fetch(
             talk.process.send(b"%d\n" % have)
             talk.process.finish_input()
             done = have
-            with WriteBehind(sink, digest) as writer:
-                while (got := talk.process.read()) is not None:
-                    data, errors = got
-                    talk._take((b"", errors))
-                    if not data:
-                        continue
-                    done += len(data)
-                    if done > size:
-                        raise TransferFailed(
-                            f"{what}: the file grew while it was read",
-                            host=link.host.name,
-                            tried=what,
-                            hint="wait until the run has finished writing it",
-                        )
-                    writer.write(data)
-                    if progress is not None:
-                        progress(done, size)
+            while (got := talk.process.read()) is not None:
+                data, errors = got
+                talk._take((b"", errors))
+                if not data:
+                    continue
+                done += len(data)
+                if done > size:
+                    raise TransferFailed(
+                        f"{what}: the file grew while it was read",
+                        host=link.host.name,
+                        tried=what,
+                        hint="wait until the run has finished writing it",
+                    )
+                # The connection's own thread goes on beside this: neither call holds the interpreter.
+                view = memoryview(data)
+                while view:
+                    view = view[sink.write(view) :]
+                digest.update(data)
+                if progress is not None:
+                    progress(done, size)
         talk.wait()
         if done != size:
             raise TransferFailed(

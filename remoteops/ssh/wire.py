@@ -12,6 +12,8 @@ from typing import Any
 import paramiko
 from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_REQUEST, cMSG_GLOBAL_REQUEST
 
+from remoteops.ssh.packets import ChannelData, Packetizer, Pieces, send_data
+
 # paramiko logs every lost connection with a traceback; without a handler Python prints that on stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
@@ -30,8 +32,8 @@ class Wire:
     def __init__(self, sock: Any) -> None:
         self._sock = sock
         self.heard = time.monotonic()
-        self._ahead = b""
-        self._at = 0
+        self._buffer = memoryview(bytearray(READ))
+        self._at = self._end = 0  # what lies in the buffer and was not taken
         self.head = b""  # the first bytes that came: what a server says that is no sshd
 
     @property
@@ -39,20 +41,56 @@ class Wire:
         """paramiko asks this of its socket when the interpreter ends."""
         return bool(getattr(self._sock, "_closed", getattr(self._sock, "closed", False)))
 
+    def _fill(self) -> bool:
+        """Take from the socket what is there, behind what was there; False at its end. Raises OSError."""
+        room = self._buffer[self._end :]
+        if isinstance(self._sock, socket.socket):
+            came = self._sock.recv_into(room)
+        else:
+            data = self._sock.recv(len(room))  # a channel of a jump host
+            came = len(data)
+            room[:came] = data
+        self.heard = time.monotonic()
+        if len(self.head) < 256:
+            self.head += bytes(room[: min(came, 256 - len(self.head))])
+        self._end += came
+        return came > 0
+
     def recv(self, size: int) -> bytes:
-        """Up to ``size`` bytes. Takes from the socket all that is there: paramiko asks twice for every packet."""
-        if self._at == len(self._ahead):
-            self._ahead = self._sock.recv(READ)
-            self._at = 0
-            self.heard = time.monotonic()
-            if len(self.head) < 256:
-                self.head += self._ahead[: 256 - len(self.head)]
-        data = self._ahead[self._at : self._at + size]
+        """Up to ``size`` bytes; none at the end. Raises TimeoutError, OSError."""
+        if self._at == self._end:
+            self._at = self._end = 0
+            self._fill()
+        data = bytes(self._buffer[self._at : min(self._at + size, self._end)])
         self._at += len(data)
         return data
 
-    def send(self, data: bytes) -> int:
-        return int(self._sock.send(data))
+    def ahead(self, size: int) -> memoryview:
+        """The next ``size`` bytes, which stay; valid until the next call. Raises TimeoutError, EOFError, OSError."""
+        while self._end - self._at < size:
+            if self._at + size > len(self._buffer) or self._at == self._end:
+                left = self._buffer[self._at : self._end]
+                if size > len(self._buffer):
+                    self._buffer = memoryview(bytearray(size))
+                self._buffer[: len(left)] = left
+                self._at, self._end = 0, len(left)
+            if not self._fill():
+                raise EOFError
+        return self._buffer[self._at : self._at + size]
+
+    def skip(self, size: int) -> None:
+        """Go on behind them."""
+        self._at += size
+
+    def held(self) -> int:
+        """Bytes that have come and that nobody took."""
+        return self._end - self._at
+
+    def send(self, data: bytes | memoryview) -> int:
+        """Send some of ``data``; the number of bytes. Raises TimeoutError, OSError."""
+        if isinstance(self._sock, socket.socket):
+            return self._sock.send(data)
+        return send_data(self._sock, memoryview(data))
 
     def settimeout(self, seconds: float | None) -> None:
         self._sock.settimeout(seconds)
@@ -80,7 +118,7 @@ class LinkTransport(paramiko.Transport):  # type: ignore[misc]
         self._check_key = check_key
         self._key_offer: tuple[str, ...] = self._preferred_keys
         self.wire = wire
-        super().__init__(wire)
+        super().__init__(wire, packetizer_class=Packetizer)
         self.daemon = True
 
     def _verify_key(self, host_key: bytes, sig: bytes) -> None:
@@ -98,6 +136,17 @@ class LinkTransport(paramiko.Transport):  # type: ignore[misc]
     @property
     def preferred_keys(self) -> tuple[str, ...]:
         return self._key_offer
+
+    def _parse_channel_open_success(self, message: paramiko.Message) -> None:
+        """Before any data can come: the channel gets buffers that take the pieces as they are. ``full_window`` is what
+        the server takes at most without an answer (bytes)."""
+        channel = self._channels.get(message.get_int())
+        if channel is not None and not isinstance(channel.in_buffer, Pieces):
+            channel.in_buffer, channel.in_stderr_buffer = Pieces(), Pieces()
+            message.get_int()
+            channel.full_window = message.get_int()
+        message.rewind()
+        super()._parse_channel_open_success(message)
 
     def ping(self) -> None:
         """Ask the server for a sign of life; the answer is seen as bytes on the wire, not waited for."""
@@ -128,24 +177,32 @@ def _on_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
     channel._handle_request(message)
 
 
-def _bounded(
-    feed: Callable[[paramiko.Channel, paramiko.Message], None],
-) -> Callable[[paramiko.Channel, paramiko.Message], None]:
+def _on_data(channel: paramiko.Channel, message: Any) -> None:
+    if not isinstance(message, ChannelData):
+        channel._feed(message)
+    elif isinstance(channel.in_buffer, Pieces):
+        channel.in_buffer.feed_all(message.pieces)
+    else:
+        channel.in_buffer.feed(b"".join(message.pieces))
+    _check_window(channel)
+
+
+def _on_extended_data(channel: paramiko.Channel, message: paramiko.Message) -> None:
+    channel._feed_extended(message)
+    _check_window(channel)
+
+
+def _check_window(channel: paramiko.Channel) -> None:
     """paramiko takes any amount of data; a server that ignores the window would fill our memory."""
-
-    def feed_bounded(channel: paramiko.Channel, message: paramiko.Message) -> None:
-        feed(channel, message)
-        if len(channel.in_buffer) + len(channel.in_stderr_buffer) > 2 * WINDOW + 65536:
-            raise paramiko.SSHException("the server sent more than the channel's window allows")
-
-    return feed_bounded
+    if len(channel.in_buffer) + len(channel.in_stderr_buffer) > 2 * WINDOW + 65536:
+        raise paramiko.SSHException("the server sent more than the channel's window allows")
 
 
 LinkTransport._channel_handler_table = {
     **paramiko.Transport._channel_handler_table,
     MSG_CHANNEL_REQUEST: _on_request,
-    MSG_CHANNEL_DATA: _bounded(paramiko.Channel._feed),
-    MSG_CHANNEL_EXTENDED_DATA: _bounded(paramiko.Channel._feed_extended),
+    MSG_CHANNEL_DATA: _on_data,
+    MSG_CHANNEL_EXTENDED_DATA: _on_extended_data,
 }
 
 
