@@ -89,6 +89,22 @@ def place(tmp_path: Path) -> Place:
     return found
 
 
+@pytest.fixture(scope="module")
+def plain_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A venv as the first step makes it (one test sees that step itself)."""
+    found = tmp_path_factory.mktemp("plain") / "venv"
+    subprocess.run([getattr(sys, "_base_executable", sys.executable), "-m", "venv", str(found)], check=True)
+    return found
+
+
+@pytest.fixture
+def begun(place: Place, small: Profile, plain_venv: Path) -> Place:
+    """A build whose first step is done."""
+    shutil.copytree(plain_venv, place.venv, symlinks=True, dirs_exist_ok=True)
+    (place.markers / "venv").write_text(small.fingerprint)
+    return place
+
+
 @pytest.mark.slow
 def test_a_build_says_its_size_goes_on_after_a_failure_and_is_done_once(
     place: Place, small: Profile, index: Path
@@ -118,8 +134,9 @@ def test_a_build_says_its_size_goes_on_after_a_failure_and_is_done_once(
 
 @pytest.mark.slow
 def test_a_killed_build_goes_on_where_it_was_with_a_cpu_build_where_there_is_one(
-    place: Place, small: Profile, index: Path, tmp_path: Path
+    begun: Place, small: Profile, index: Path, tmp_path: Path
 ) -> None:
+    place = begun
     wheel(index, "torch", "2.10.0+cpu")
     program = (
         "import sys, pickle; sys.path.insert(0, sys.argv[1]); from remoteops.lab import build\n"
@@ -165,7 +182,8 @@ def test_a_python_that_does_not_fit_is_told(place: Place, small: Profile) -> Non
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(place: Place, small: Profile) -> None:
+def test_a_disk_that_is_too_small_is_told_before_anything_is_fetched(begun: Place, small: Profile) -> None:
+    place = begun
     with pytest.raises(LabError, match=r"needs 1e\+06 GB and .* has \d") as caught:
         build.ensure(place, replace(small, disk_gb={"default": 1e6, "cpu": 1e6}), lambda line: None)
     assert "REMOTEOPS_CACHE" in caught.value.hint
