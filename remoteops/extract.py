@@ -16,10 +16,11 @@ from remoteops import advice, errors, logs, outcome, patch, probe, runs
 from remoteops.agent import capabilities
 from remoteops.agent.extraction import layers as layer_ids
 from remoteops.agent.protocol import AgentError
+from remoteops.door import using
 from remoteops.errors import AuditBroken, PreflightFailed, RemoteOpsError
 from remoteops.inventory import Host
 from remoteops.job import LOCAL, OnEvent, Options, build, label, local_file, look_over, place_dataset
-from remoteops.remote import Agent, open_agent
+from remoteops.remote import Agent
 
 REFERENCE_UP_TO = (
     8 << 30
@@ -97,7 +98,7 @@ def extract(
     """
     began = time.monotonic()
     look_over(host, options or Options())
-    with _using(host, agent) as door:
+    with using(host, agent) as door:
         connected = time.monotonic() - began
         started = start(host, options or Options(), agent=door, on_event=on_event)
         started.seconds = {"connect": round(connected, 3), **started.seconds}
@@ -221,7 +222,7 @@ def finish(
     if followed.errors[0] is not None:
         raise followed.errors[0]
     status = followed.statuses[0] or {}
-    with clock("summary"), _using(host, agent) as door:
+    with clock("summary"), using(host, agent) as door:
         story = door.call("run.job", {**runs.base(host), "run": started.run})
     summary = (story.get("outcome") or {}).get("summary") or {}
     report = summary.get("report") or {}
@@ -342,15 +343,6 @@ def _local(host: Host, call: Callable[[], Any], **data: Any) -> Any:
         raise errors.by_kind(error.kind)(
             error.message, host=host.name, tried=error.tried, hint=error.hint, **{**error.data, **data}
         ) from None
-
-
-@contextlib.contextmanager
-def _using(host: Host, agent: Agent | None) -> Iterator[Agent]:
-    if agent is not None:
-        yield agent
-        return
-    with open_agent(host) as opened:
-        yield opened
 
 
 class _Clock:

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from remoteops.errors import InventoryError, UnknownHost
-from remoteops.positions import Where, dotted, exists, line_of, nearest, parse, plain, read, walk
+from remoteops.positions import Where, dotted, exists, line_of, mistake, nearest, parse, plain, read, walk
 from remoteops.schema import Document, Host, HostSpec, LabSpec, Timeouts, Workload
 
 __all__ = ["Host", "Inventory", "LabSpec", "Timeouts", "Workload", "find", "load"]
@@ -262,7 +262,4 @@ def _allowed(where: Where) -> list[str]:
 
 
 def _at(file: Path, tree: Any, where: Where, message: str, hint: str) -> InventoryError:
-    line = line_of(tree, where)
-    return InventoryError(
-        f"{file}:{line or 1}: {message}", file=str(file), line=line or 1, key=dotted(where), hint=hint
-    )
+    return mistake(file, line_of(tree, where) or 1, message, hint, dotted(where))

@@ -13,11 +13,12 @@ import fnmatch
 import getpass
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remoteops import rules
+from remoteops.door import using
 from remoteops.errors import PatchError, UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def plan(host: Host, *, only: Sequence[str] = (), model: str | None = None, agen
     """
     _meant(only)
     threading.Thread(target=_warm, daemon=True).start()
-    with _agent(host, agent) as asked:
+    with using(host, agent) as asked:
         first = asked.call("patch.audit", _audit_request(host, model, package=host.workload.consumer))
         root, state = first["root"], first["state"]
 
@@ -145,7 +146,7 @@ def apply(
     (unless ``force``), or when the host refuses; FileChanged when a file is not the one audited; PatchLocked.
     """
     tell = on_event or (lambda event: None)
-    with _agent(host, agent) as asked:
+    with using(host, agent) as asked:
         found = planned.plan
         if found.empty and not planned.state["patches"]:
             return Outcome(False, True, (), (), {}, found.remaining)
@@ -246,7 +247,7 @@ def _last(lines: Sequence[str]) -> str:
 
 def revert(host: Host, *, force: bool = False, agent: Agent | None = None) -> dict[str, Any]:
     """Bring back the original bytes; after a reinstall only forget. Result: ``reverted`` (a record a package)."""
-    with _agent(host, agent) as asked:
+    with using(host, agent) as asked:
         done = asked.call("patch.revert", _request(host, package=host.workload.consumer, force=force))
         return {"schema": "remoteops.patch-revert/1", "host": host.name, **done}
 
@@ -256,7 +257,7 @@ def status(host: Host, *, agent: Agent | None = None) -> dict[str, Any]:
 
     ``foreign``: files that differ from what pip recorded and that no patch of ours accounts for.
     """
-    with _agent(host, agent) as asked:
+    with using(host, agent) as asked:
         told = asked.call("patch.status", _request(host, package=host.workload.consumer))
         return {"schema": "remoteops.patch-status/1", "host": host.name, **told}
 
@@ -289,14 +290,3 @@ def _request(host: Host, **fields: Any) -> dict[str, Any]:
         "operator": f"{getpass.getuser()}@{socket.gethostname()}",
         **fields,
     }
-
-
-@contextlib.contextmanager
-def _agent(host: Host, given: Agent | None) -> Iterator[Agent]:
-    if given is not None:
-        yield given
-        return
-    from remoteops.remote import open_agent
-
-    with open_agent(host) as asked:
-        yield asked

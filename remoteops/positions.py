@@ -13,26 +13,24 @@ Where = tuple[str | int, ...]
 """Keys and indices from the top of a document to a value."""
 
 
+def mistake(
+    file: Path | None, line: int | None, message: str, hint: str, key: str | None = None
+) -> InventoryError:
+    """The error for a place in the file (data: file, line, key); its text begins with the place."""
+    place = "" if file is None else f"{file}: " if line is None else f"{file}:{line}: "
+    return InventoryError(place + message, file=str(file) if file else None, line=line, key=key, hint=hint)
+
+
 def read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise InventoryError(
-            f"{file} cannot be read: {error.strerror}",
-            file=str(file),
-            line=None,
-            key=None,
-            hint="check REMOTEOPS_INVENTORY and the file's permissions",
-        ) from None
+        told = f"cannot be read: {error.strerror}"
+        raise mistake(file, None, told, "check REMOTEOPS_INVENTORY and the file's permissions") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise InventoryError(
-            f"{file}:{line}: not UTF-8 text (byte {error.object[error.start]:#04x})",
-            file=str(file),
-            line=line,
-            key=None,
-            hint="save the file as UTF-8",
-        ) from None
+        told = f"not UTF-8 text (byte {error.object[error.start]:#04x})"
+        raise mistake(file, line, told, "save the file as UTF-8") from None
 
 
 def parse(file: Path, text: str) -> Any:
@@ -45,34 +43,19 @@ def parse(file: Path, text: str) -> Any:
         tree = YAML(typ="rt").load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else None
         problem = (error.problem or "not YAML").split("\n")[0]
-        raise InventoryError(
-            f"{file}:{line}: {problem}", file=str(file), line=line, key=None, hint=_hint(problem)
-        ) from None
+        raise mistake(file, mark.line + 1 if mark else None, problem, _hint(problem)) from None
     except ReaderError as error:
         line = text[: error.position].count("\n") + 1
-        raise InventoryError(
-            f"{file}:{line}: {error.reason}", file=str(file), line=line, key=None, hint="remove the control character"
-        ) from None
+        raise mistake(file, line, error.reason, "remove the control character") from None
     except (YAMLError, RecursionError, ValueError) as error:
-        raise InventoryError(
-            f"{file}: not usable YAML: {type(error).__name__}",
-            file=str(file),
-            line=None,
-            key=None,
-            hint="check the file with a YAML linter",
-        ) from None
+        told = f"not usable YAML: {type(error).__name__}"
+        raise mistake(file, None, told, "check the file with a YAML linter") from None
     if tree is None:
-        raise InventoryError(f"{file}:1: the file is empty", file=str(file), line=1, key=None, hint="add 'hosts:'")
+        raise mistake(file, 1, "the file is empty", "add 'hosts:'")
     if not isinstance(tree, Mapping):
-        raise InventoryError(
-            f"{file}:1: the file holds no mapping",
-            file=str(file),
-            line=1,
-            key=None,
-            hint="the top level has the keys default, defaults, profiles, groups, hosts",
-        )
+        keys = "the top level has the keys default, defaults, profiles, groups, hosts"
+        raise mistake(file, 1, "the file holds no mapping", keys)
     return tree
 
 
@@ -89,13 +72,8 @@ def plain(node: Any, depth: int = 0, budget: list[int] | None = None) -> Any:
     budget = budget if budget is not None else [100_000]
     budget[0] -= 1
     if depth > 50 or budget[0] < 0:
-        raise InventoryError(
-            "the inventory nests too deep or is too large",
-            file=None,
-            line=None,
-            key=None,
-            hint="use fewer anchors and aliases",
-        )
+        told = "the inventory nests too deep or is too large"
+        raise mistake(None, None, told, "use fewer anchors and aliases")
     if isinstance(node, Mapping):
         return {str(key): plain(value, depth + 1, budget) for key, value in node.items()}
     if isinstance(node, list | tuple):

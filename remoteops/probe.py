@@ -5,12 +5,12 @@ Results are the document ``remoteops.probe/1`` (docs/audit.md has its keys); not
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from remoteops import rules, sources
+from remoteops.door import using
 from remoteops.errors import MissingPackage, TransferFailed, by_kind
 
 Document = dict[str, Any]
@@ -121,7 +121,7 @@ def probe(
     interpreter); with ``runtime`` it also imports both there and compares signatures, with ``shell`` the document gets
     the plain commands that show each finding by hand, with ``run`` their output. An open ``agent`` is used when given.
     """
-    with _agent(host, agent) as door:
+    with using(host, agent) as door:
         request = {
             "consumer": consumer or host.workload.consumer,
             "provider": provider or host.workload.provider,
@@ -240,17 +240,6 @@ def _symbols(document: Mapping[str, Any]) -> list[str]:
             *(finding["symbol"] for finding in document["findings"] if finding["confidence"] == "proved"),
         }
     )
-
-
-@contextlib.contextmanager
-def _agent(host: Any, agent: AgentLike | None) -> Iterator[AgentLike]:
-    if agent is not None:
-        yield agent
-        return
-    from remoteops.remote import open_agent
-
-    with open_agent(host) as opened:
-        yield opened
 
 
 def split_spec(spec: str) -> tuple[str | None, str]:

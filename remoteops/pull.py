@@ -15,6 +15,7 @@ from typing import Any
 from remoteops import runs
 from remoteops.agent import manifest
 from remoteops.agent.protocol import AgentError
+from remoteops.door import using
 from remoteops.errors import DiskTooSmall, OutputMismatch, TransferFailed, UsageError
 from remoteops.inventory import Host
 from remoteops.remote import Agent
@@ -57,7 +58,7 @@ def pull(
     to = Path(to).expanduser()
     if to.exists() and not to.is_dir():
         raise UsageError(f"{to} is no folder", tried="--to", hint="name a folder; it is made if it is not there")
-    with runs._using(host, agent) as door:
+    with using(host, agent) as door:
         listed = door.call(
             "pull.list",
             {

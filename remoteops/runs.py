@@ -10,29 +10,20 @@ import getpass
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from typing import Any
 
+from remoteops.door import using
 from remoteops.errors import ConnectionLost, LinkTimeout, RemoteOpsError, Unreachable
 from remoteops.inventory import Host
-from remoteops.remote import Agent, open_agent
+from remoteops.remote import Agent
 
 OnEvent = Callable[[dict[str, Any]], None]
 AT_ONCE = 32
 """Hosts asked at the same time by ``overview``."""
 PAUSES = (0.5, 2.0, 5.0, 10.0)
 """Seconds before a launch or a stop is asked again after the link was lost."""
-
-
-@contextmanager
-def _using(host: Host, agent: Agent | None) -> Iterator[Agent]:
-    if agent is not None:
-        yield agent
-        return
-    with open_agent(host) as opened:
-        yield opened
 
 
 def base(host: Host) -> dict[str, Any]:
@@ -64,13 +55,13 @@ def launch(
 
 def status(host: Host, run: str | None = None, *, agent: Agent | None = None) -> dict[str, Any]:
     """The status of one run (none named: the newest). Raises RunNotFound, LinkError."""
-    with _using(host, agent) as door:
+    with using(host, agent) as door:
         return {**door.call("run.status", {**base(host), "run": run}), "host": host.name}
 
 
 def list(host: Host, *, limit: int = 20, agent: Agent | None = None) -> dict[str, Any]:
     """{"runs": [status, newest first], "total", "host"}. Raises LinkError."""
-    with _using(host, agent) as door:
+    with using(host, agent) as door:
         return {
             "schema": "remoteops.runs/1",
             "host": host.name,
@@ -99,7 +90,7 @@ def _patient(
     """Call a verb that may safely be asked twice; after a lost link it is asked again over a new one."""
     for pause in (*PAUSES, None):
         try:
-            with _using(host, agent) as door:
+            with using(host, agent) as door:
                 return door.call(verb, request, on_event=on_event)
         except (ConnectionLost, LinkTimeout, Unreachable) as error:
             if pause is None or (isinstance(error, Unreachable) and pause == PAUSES[0]):
@@ -111,7 +102,7 @@ def _patient(
 
 def leftovers(host: Host, *, agent: Agent | None = None) -> dict[str, Any]:
     """{"leftovers": [{"pid", "user", "command", "memory", "gpus", "sort", "run"}], "gpus"}. Raises LinkError."""
-    with _using(host, agent) as door:
+    with using(host, agent) as door:
         return {"schema": "remoteops.leftovers/1", "host": host.name, **door.call("leftovers", base(host))}
 
 
@@ -120,7 +111,7 @@ def stop_leftovers(host: Host, *, grace: float = 10.0, agent: Agent | None = Non
 
     Returns {"ended": [...], "left": [...]}. Raises LinkError.
     """
-    with _using(host, agent) as door:
+    with using(host, agent) as door:
         data = door.call("run.stop", {**base(host), "leftovers": True, "grace": grace})
     return {"schema": "remoteops.leftovers/1", "host": host.name, **data}
 

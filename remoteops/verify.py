@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from remoteops import runs
+from remoteops.door import using
 from remoteops.errors import UsageError
 from remoteops.inventory import Host
 from remoteops.remote import Agent
@@ -34,7 +35,7 @@ def verify(
             "reference is a number of rows", host=host.name, tried=f"reference {reference}", hint="0 or more"
         )
     request = {**runs.base(host), "run": run, "out": out, "venv": host.venv, "reference": reference, "device": device}
-    with runs._using(host, agent) as door:
+    with using(host, agent) as door:
         report = door.call("verify", {**request, "env": {**host.env, **host.workload.env}}, on_event=on_event)
     return {**report, "schema": "remoteops.verify/1", "host": host.name}
 

@@ -110,7 +110,7 @@ def test_what_the_command_line_alone_shows_to_be_wrong_is_refused_before_anythin
     def reached(*_: Any, **__: Any) -> None:
         pytest.fail("the host was reached")
 
-    monkeypatch.setattr(extract, "open_agent", reached)
+    monkeypatch.setattr(extract, "using", reached)
     with pytest.raises(errors.UsageError, match=words) as caught:
         extract.extract(host, wrong)
     assert caught.value.exit_code == 2

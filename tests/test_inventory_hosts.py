@@ -87,7 +87,7 @@ def test_the_file_is_looked_for_upward_and_named_by_the_environment(
     assert find(deep) == file
     monkeypatch.setenv("REMOTEOPS_INVENTORY", str(tmp_path / "other.yaml"))
     assert find(deep) == tmp_path / "other.yaml"
-    with pytest.raises(InventoryError, match=r"other\.yaml cannot be read"):
+    with pytest.raises(InventoryError, match=r"other\.yaml: cannot be read"):
         load()
 
 
