@@ -13,7 +13,7 @@ from remoteops.cache import load_yaml
 
 @functools.cache
 def load(name: str) -> dict[str, Any]:
-    """A knowledge file (``models``, ``layers``, ``profiles``) as plain data."""
+    """A knowledge file (``models``, ``layers``, ``profiles``, ``stalls``) as plain data."""
     return dict(load_yaml(resources.files("remoteops").joinpath(f"knowledge/{name}.yaml")))
 
 
@@ -47,6 +47,14 @@ def checks(found: Mapping[str, Any], env: Mapping[str, str]) -> list[dict[str, A
             needed = f"{name}={wanted['value']} in the workload's env"
             advice.append(_check(f"{name} is not set: {wanted['why']}", needed))
     return advice
+
+
+def stall(line: str, quiet: float) -> str:
+    """What is known about a start whose log said ``line`` last, ``quiet`` seconds ago; "" when that means nothing."""
+    for known in load("stalls")["stalls"]:
+        if quiet >= known["quiet"] and re.search(known["line"], line):
+            return f"{known['why']}: {known['do']}"
+    return ""
 
 
 def release(version: str) -> tuple[int, ...]:

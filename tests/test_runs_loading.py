@@ -54,6 +54,21 @@ def test_a_load_is_told_with_its_time_its_memory_and_its_log() -> None:
     assert "log: Loading safetensors" in words.one_line(LOADING)
 
 
+@pytest.mark.parametrize(
+    ("line", "cure"),
+    [
+        ("(Worker pid=14) WARNING [symm_mem.py:106] SymmMemCommunicator: not supported.", "disable_custom_all_reduce"),
+        ("autotuner.py:615 - flashinfer.jit: [Autotuner]: Autotuning process starts ...", "enable_flashinfer_autotune"),
+        ("world_size=2 rank=1 local_rank=1 distributed_init_method=tcp://10.0.0.4:9", "VLLM_HOST_IP: 127.0.0.1"),
+    ],
+)
+def test_a_start_that_stands_still_where_others_did_is_told_with_the_cure(line: str, cure: str) -> None:
+    still = {**LOADING, "log_last": {"text": line, "quiet_s": 61.0}}
+    assert cure in words.activity(still)
+    assert cure not in words.activity({**still, "log_last": {"text": line, "quiet_s": 5.0}})  # it may just be next
+    assert "known:" not in words.activity({**still, "log_last": {"text": "Loading shards: 3%", "quiet_s": 900.0}})
+
+
 def test_the_live_view_shows_it_and_the_growth_it_saw() -> None:
     now = [0.0]
     view = LiveView(Screen(width=200), "kimi", clock=lambda: now[0])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from remoteops import advice
+
 STATE_STYLE = {
     "queued": "dim",
     "starting": "cyan",
@@ -110,6 +112,9 @@ def activity(status: dict[str, Any], *, grown: float | None = None, over: float 
     if last.get("text"):
         quiet = last.get("quiet_s") or 0
         parts.append(f"{f'quiet for {span(quiet)}, before that' if quiet >= QUIET else 'log'}: {last['text']}")
+        known = advice.stall(str(last["text"]), float(quiet))
+        if known:
+            parts.append(f"known: {known}")
     return " · ".join(parts)
 
 

@@ -164,7 +164,7 @@ def arguments(job: Mapping[str, Any], run: str, memory: int, threads: int) -> Di
         "tensor_parallel_size": int(job.get("tensor_parallel") or 1),
         "max_model_len": library.context_length(job),
         "max_num_batched_tokens": library.batched_tokens(job),
-        "max_num_seqs": SEQUENCES,
+        "max_num_seqs": min(SEQUENCES, library.batched_tokens(job)),
         "enforce_eager": True,
         "enable_chunked_prefill": True,
         "disable_log_stats": True,

@@ -84,7 +84,7 @@ def settings(module: Any, job: Mapping[str, Any], worker: Optional[str], chunked
         "ParallelConfig": {"worker_extension_cls": worker} if worker else {},
         "SchedulerConfig": {
             "max_num_batched_tokens": budget,
-            "max_num_seqs": SEQUENCES,
+            "max_num_seqs": min(SEQUENCES, budget),  # vLLM refuses more sequences than tokens a step
             "enable_chunked_prefill": chunked,
             "async_scheduling": False,
         },
