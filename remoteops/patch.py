@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "Planned", "apply", "plan", "revert", "status"]
 
 OnEvent = Callable[[dict[str, Any]], None]
+EDITED = "edited since"
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,9 @@ def apply(
     tell = on_event or (lambda event: None)
     with using(host, agent) as asked:
         found = planned.plan
-        if found.empty and not planned.state["patches"]:
+        # What was edited since is audited as it is, with the patch in it: an empty plan is no reason to take it out.
+        edited = planned.state["state"] == EDITED
+        if found.empty and (edited or not planned.state["patches"]):
             return Outcome(False, True, (), (), {}, found.remaining)
         files = [
             {"path": f"{planned.root}/{f.file}", "before": f.before, "data": base64.b64encode(f.planned).decode()}
@@ -162,7 +165,15 @@ def apply(
         tell({"event": "phase", "phase": "apply"})
         done = asked.call(
             "patch.apply",
-            _request(host, files=files, package=host.workload.consumer, root=planned.root, meta=meta, force=force),
+            _request(
+                host,
+                files=files,
+                package=host.workload.consumer,
+                root=planned.root,
+                meta=meta,
+                force=force,
+                keep=edited,
+            ),
         )
         if done["already"]:
             return Outcome(False, True, (), (), {}, found.remaining)

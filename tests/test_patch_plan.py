@@ -365,3 +365,25 @@ def test_two_findings_with_one_cure_count_as_resolved_by_it() -> None:
         "unwrap-language-model",
     ]
     assert plan.files[0].planned.count(b"get_language_model()") == 1
+
+
+def test_an_edit_by_hand_after_the_patch_is_kept_and_patched_beside(bench: Bench) -> None:
+    more = "from engine.request import Request\n\nMORE = Request('a', [1], kind=2)\n"
+    bench.install("tool", {**CONSUMER, "tool/more.py": more})
+    bench.install("engine", {**PROVIDER, "engine/request.py": REQUEST.format("ident, tokens, kind=1")})
+    bench.apply(bench.plan(), prove=False)
+    mine = bench.text() + "# mine\n"
+    (bench.site / "tool/run.py").write_text(mine)
+    planned = bench.plan()
+    assert planned.plan.empty and bench.state() == "edited since"
+    assert bench.apply(planned, prove=False).already, "nothing to do is no reason to take the patch out"
+    bench.install("engine", {**PROVIDER, "engine/request.py": REQUEST.format("ident, tokens")})
+    planned = bench.plan()
+    assert [file.file for file in planned.plan.files] == ["tool/more.py"]
+    assert bench.apply(planned, prove=False).changed == (str(bench.site / "tool/more.py"),)
+    assert bench.text() == mine and "kind" not in (bench.site / "tool/more.py").read_text()
+    with pytest.raises(errors.FileChanged):
+        bench.revert()
+    assert "kind" not in (bench.site / "tool/more.py").read_text(), "all or nothing"
+    patch.revert(bench.host, force=True, agent=bench.agent)  # type: ignore[arg-type]
+    assert bench.text() == CONSUMER["tool/run.py"] and (bench.site / "tool/more.py").read_text() == more

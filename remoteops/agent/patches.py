@@ -75,8 +75,8 @@ def apply(request: Request, emit: Emit) -> Dict[str, Any]:
 
     ``files``: [{"path", "before" (hash of what was audited), "data" (base64)}], ``package``, ``venv``, ``meta`` (kept
     with the state), ``force`` (also when a process uses the venv). Files of an earlier patch that are not named go
-    back to
-    the original. Result: ``state``, ``changed`` (paths), ``restored`` (paths), ``already`` (nothing had to be done).
+    back to the original, but with ``keep`` (the plan was made on what is there, not on the originals) they stay as they
+    are. Result: ``state``, ``changed`` (paths), ``restored`` (paths), ``already`` (nothing had to be done).
     """
     root, package = place(request)
     store = store_of(request, root, package)
@@ -125,6 +125,9 @@ def apply(request: Request, emit: Emit) -> Dict[str, Any]:
                     contents.append(stream.read())
             if current != after:
                 changes.append(Change(path, current, after))
+        if request.get("keep"):
+            files.update({relative: record for relative, record in known.items() if record})
+            known = {}
         restored = _undo(root, known, changes, request)
         if not changes:
             return {

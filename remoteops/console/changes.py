@@ -47,17 +47,24 @@ def plan(console: Console, planned: Any) -> None:
         )
     elif not planned.plan.remaining:
         console.say("nothing to patch")
+    if planned.state["state"] == "edited since":
+        told = "patched before and edited by hand since: judged as it is, and your edit is kept (fab patch --status)"
+        console.say(told, style="yellow")
     remaining(console, [{"finding": item.finding, "why": item.why} for item in planned.plan.remaining])
 
 
 def remaining(console: Console, items: Sequence[Mapping[str, Any]]) -> None:
     """Breaks that no patch resolves, each with the reason in a line."""
+    by_reason: dict[str, list[Mapping[str, Any]]] = {}
     for item in items:
-        finding = item["finding"]
-        place = f"{finding['file']}:{finding['line']}"
-        console.say(
-            f"not patched: {finding['rule']} {finding.get('symbol', '')} ({place}): {item['why']}", style="yellow"
-        )
+        by_reason.setdefault(item["why"], []).append(item["finding"])
+    for why, findings in by_reason.items():
+        for finding in findings:
+            place = f"{finding['file']}:{finding['line']}"
+            told = f"not patched: {finding['rule']} {finding.get('symbol', '')} ({place})"
+            console.say(told if len(findings) > 1 else f"{told}: {why}", style="yellow")
+        if len(findings) > 1:
+            console.say(f"  all {len(findings)} because: {why}", style="yellow")
 
 
 def outcome(console: Console, host: str, document: Mapping[str, Any]) -> int:
@@ -77,7 +84,9 @@ def outcome(console: Console, host: str, document: Mapping[str, Any]) -> int:
         imported = document["proof"].get("import", {}).get("modules", [])
         if document["proof"]:
             tail = f", and imported in the host's venv: {', '.join(imported)}" if imported else ""
-            console.say(f"proved: audited again without a break{tail}")
+            breaks = document["proof"]["audit"]["breaks"]
+            left_over = f"{breaks} break{'s' if breaks > 1 else ''} left" if breaks else "no break left"
+            console.say(f"proved: audited again, {left_over}{tail}")
     remaining(console, left)
     return code
 
