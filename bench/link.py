@@ -34,11 +34,13 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def medians(rounds: int, *actions: Callable[[], object]) -> list[float]:
-    """The median time of each action; they take turns, so that a busy machine slows all of them alike."""
+def medians(rounds: int, *actions: Callable[[], object], before: Callable[[], object] = lambda: None) -> list[float]:
+    """The median time of each action; they take turns, so that a busy machine slows all of them alike. ``before`` is
+    called before each, and its time is not counted."""
     times: list[list[float]] = [[] for _ in actions]
     for _ in range(rounds):
         for kept, action in zip(times, actions, strict=True):
+            before()
             kept.append(seconds(action))
     return [statistics.median(kept) for kept in times]
 
@@ -108,9 +110,15 @@ class Bench:
                 sink.write(os.urandom(1_000_000))
         scp = ["scp", "-q", *self.options, "-P", str(self.server.port)]
         there = str(self.folder / "there")
+
+        def forget(path: Path) -> None:
+            """Each file is a new one: to free an old one waits for the disk, for both, and differs from time to time."""
+            path.unlink(missing_ok=True)
+
         with connect(self.host) as link:
             up, scp_up = medians(3, lambda: link.upload(source, there),
-                                 lambda: subprocess.run([*scp, str(source), self.remote + there], check=True))  # fmt: skip  # noqa: E501
+                                 lambda: subprocess.run([*scp, str(source), self.remote + there], check=True),
+                                 before=lambda: forget(Path(there)))  # fmt: skip
             report(
                 "upload rate / scp", scp_up / up, ">= 1.3", f"{megabytes / up:.0f} MB/s / {megabytes / scp_up:.0f} MB/s"
             )
@@ -120,6 +128,7 @@ class Bench:
                 lambda: link.download(there, back),
                 lambda: link.download(there, back, sha256=known),
                 lambda: subprocess.run([*scp, self.remote + there, str(back)], check=True),
+                before=lambda: forget(back),
             )
             rates = f"{megabytes / down:.0f} MB/s / {megabytes / scp_down:.0f} MB/s"
             report("download rate / scp", scp_down / down, ">= 1.3", rates)

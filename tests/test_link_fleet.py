@@ -152,7 +152,7 @@ import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits "ignore"
 def sleep(host):
     with connect(host) as link:
-        print("started", flush=True)
+        print("started\\n", end="", flush=True)  # in one piece: three threads write
         link.exec(["sleep", "60"])
 with sshd.running(Path(sys.argv[1])) as server:
     try:

@@ -42,6 +42,10 @@ _SMALL = 4096  # bytes below which a piece is added to the one before
 _PACK = 65536  # bytes of small pieces that make a large one
 
 
+_length = struct.Struct(">I").unpack_from  # of a packet, without these four bytes and its tag
+_head = struct.Struct(">BBII").unpack_from  # padding, type of message; in data also its channel and size
+
+
 class Ahead(Protocol):
     """What a Packetizer reads from (ssh/wire.py's Wire)."""
 
@@ -51,8 +55,8 @@ class Ahead(Protocol):
     def skip(self, size: int) -> None:
         """Go on behind them."""
 
-    def held(self) -> int:
-        """Bytes that have come and that nobody took."""
+    def arrived(self) -> memoryview:
+        """All bytes that have come and that nobody took; valid until the next call of ``ahead``."""
 
 
 class Batch:
@@ -68,21 +72,14 @@ class ChannelData:
 
     __slots__ = ("_channel", "pieces", "seqno")
 
-    def __init__(self, channel: bytes, data: memoryview, seqno: int) -> None:
+    def __init__(self, channel: int, pieces: list[memoryview], seqno: int) -> None:
         self._channel = channel
-        self.pieces = [data]
+        self.pieces = pieces
         self.seqno = seqno
 
     def get_int(self) -> int:
         """The channel's number: the loop asks for that, once."""
-        return int.from_bytes(self._channel, "big")
-
-    def joins(self, other: Any) -> bool:
-        """Take in another message when it is data for the same channel."""
-        if not isinstance(other, ChannelData) or other._channel != self._channel:
-            return False
-        self.pieces += other.pieces
-        return True
+        return self._channel
 
 
 # The class bears the name of paramiko's: Python then reads self.__iv_out as that class's own attribute.
@@ -123,7 +120,7 @@ class Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
         self._fits = "_initial_kex_done" in known and all(name in known for name in Packetizer.__annotations__)
         self._most = BATCH
         self._out = memoryview(b"")
-        self._held: tuple[int, Any] | None = None
+        self._opened: deque[tuple[int, Any]] = deque()
 
     @property
     def most(self) -> int:
@@ -189,67 +186,78 @@ class Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
     def read_message(self) -> tuple[int, Any]:
         """The type of the next message and the message; data for a channel comes as ChannelData, from all the packets
         that have arrived. Raises SSHException, NeedRekeyException, EOFError."""
-        if self._held is None and not (
-            self._fits and self._is_short(self.__aead_in, self.__compress_engine_in) and not self.__remainder
-        ):
-            return super().read_message()  # type: ignore[no-any-return]
-        kind, message = self._held or self._open(self._ahead(self._size(self._ahead(4))))
-        self._held = None
-        # What follows is opened as well while it is more of the same. Nothing is opened behind another message: it
-        # may be the one after which other keys hold.
-        while isinstance(message, ChannelData) and (packet := self._next()) is not None:
-            other = self._open(packet)
-            if not message.joins(other[1]):
-                self._held = other
-                break
-        return kind, message
+        if not self._opened:
+            if not self._fits or self.__remainder or not self._is_short(self.__aead_in, self.__compress_engine_in):
+                return super().read_message()  # type: ignore[no-any-return]
+            (length,) = _length(self._ahead(4), 0)
+            if length > LARGEST:
+                raise paramiko.SSHException(f"the server sent a packet of {length} bytes, which none can have")
+            self._ahead(4 + length + self.__mac_size_in)
+            self._open_arrived()
+        return self._opened.popleft()
 
-    def _size(self, first: memoryview) -> int:
-        """Bytes of a packet, all in all, from its first four."""
-        length = int.from_bytes(first, "big")
-        if not 12 <= length <= LARGEST or length % self.__block_size_in:
-            raise paramiko.SSHException(f"the server sent a packet of {length} bytes, which none can have")
-        return 4 + length + self.__mac_size_in
+    def _open_arrived(self) -> None:
+        """Open the packets that are there, while they are data for one channel; of another one just the first.
 
-    def _next(self) -> memoryview | None:
-        """The next packet, when all of it is there."""
-        wire = self.__socket
-        held = wire.held()
-        if held < 4 or held < (size := self._size(wire.ahead(4))):
-            return None
-        packet: memoryview = wire.ahead(size)
-        return packet
-
-    def _open(self, packet: memoryview) -> tuple[int, Any]:
-        """The message in a packet."""
+        Nothing is opened behind another message: it may be the one after which other keys hold.
+        """
+        arrived, decrypt, block, tag = (
+            self.__socket.arrived(),
+            self.__block_engine_in.decrypt,
+            self.__block_size_in,
+            self.__mac_size_in,
+        )
+        fixed, counter = self.__iv_in[:4], int.from_bytes(self.__iv_in[4:], "big")
+        pieces: list[memoryview] = []
+        channel = -1
+        at = packets = 0
         try:
-            plain = self.__block_engine_in.decrypt(self.__iv_in, packet[4:], packet[:4])
+            while len(arrived) - at >= 4:
+                (length,) = _length(arrived, at)
+                start, end = at + 4, at + 4 + length + tag
+                if end > len(arrived):
+                    break
+                if length < 12 or length % block:
+                    raise paramiko.SSHException(f"the server sent a packet of {length} bytes, which none can have")
+                nonce = fixed + (counter + packets).to_bytes(8, "big")
+                plain = decrypt(nonce, arrived[start:end], arrived[at:start])
+                at = end
+                packets += 1
+                padding, kind, to, size = _head(plain)
+                if kind != MSG_CHANNEL_DATA or (pieces and to != channel):
+                    break
+                channel = to
+                if 10 + size + padding > length:
+                    raise paramiko.SSHException("the server sent data that is longer than its packet")
+                pieces.append(memoryview(plain)[10 : 10 + size])
         except InvalidTag:
             raise paramiko.SSHException("a packet was changed on its way (wrong authentication tag)") from None
-        size = len(packet)
-        self.__socket.skip(size)
-        self.__iv_in = self.__iv_in[:4] + (int.from_bytes(self.__iv_in[4:], "big") + 1).to_bytes(8, "big")
+        self.__socket.skip(at)
         number = self.__sequence_number_in
-        self.__sequence_number_in = (number + 1) & 0xFFFFFFFF
-        self._count(size)
-        end = len(plain) - plain[0]
-        if end < 2:
-            raise paramiko.SSHException("the server sent a packet that is all padding")
-        kind = plain[1]
-        if kind == MSG_CHANNEL_DATA:
-            data = memoryview(plain)[10 : min(end, 10 + int.from_bytes(plain[6:10], "big"))]
-            return kind, ChannelData(plain[2:6], data, number)
-        message = paramiko.Message(plain[2:end])
-        message.seqno = number
-        return kind, message
+        self.__iv_in = fixed + (counter + packets).to_bytes(8, "big")
+        self.__sequence_number_in = (number + packets) & 0xFFFFFFFF
+        self._count(at, packets)
+        if pieces:
+            self._opened.append((MSG_CHANNEL_DATA, ChannelData(channel, pieces, number)))
+        if len(pieces) < packets:
+            if padding + 2 > length:
+                raise paramiko.SSHException("the server sent a packet that is all padding")
+            last = (number + packets - 1) & 0xFFFFFFFF
+            if kind == MSG_CHANNEL_DATA:
+                data = memoryview(plain)[10 : min(10 + size, length - padding)]
+                self._opened.append((kind, ChannelData(to, [data], last)))
+            else:
+                message = paramiko.Message(plain[2 : length - padding])
+                message.seqno = last
+                self._opened.append((kind, message))
 
-    def _count(self, size: int) -> None:
+    def _count(self, size: int, packets: int) -> None:
         """As paramiko counts what a key has taken."""
         self.__received_bytes += size
-        self.__received_packets += 1
+        self.__received_packets += packets
         if self.__need_rekey:
             self.__received_bytes_overflow += size
-            self.__received_packets_overflow += 1
+            self.__received_packets_overflow += packets
             if (
                 self.__received_packets_overflow >= self.REKEY_PACKETS_OVERFLOW_MAX
                 or self.__received_bytes_overflow >= self.REKEY_BYTES_OVERFLOW_MAX
@@ -272,7 +280,7 @@ class Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
                     raise
             if self.__closed or self.handshake_timed_out():
                 raise EOFError
-            if self.__need_rekey and not self.__socket.held():
+            if self.__need_rekey and not self.__socket.arrived():
                 raise NeedRekeyException
             self._check_keepalive()
 

@@ -82,9 +82,9 @@ class Wire:
         """Go on behind them."""
         self._at += size
 
-    def held(self) -> int:
-        """Bytes that have come and that nobody took."""
-        return self._end - self._at
+    def arrived(self) -> memoryview:
+        """All bytes that have come and that nobody took; valid until the next call of ``ahead``."""
+        return self._buffer[self._at : self._end]
 
     def send(self, data: bytes | memoryview) -> int:
         """Send some of ``data``; the number of bytes. Raises TimeoutError, OSError."""
