@@ -25,7 +25,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import paramiko
@@ -121,6 +121,7 @@ class Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
         self._most = BATCH
         self._out = memoryview(b"")
         self._opened: deque[tuple[int, Any]] = deque()
+        self.on_other_keys: Callable[[], None] = lambda: None
 
     @property
     def most(self) -> int:
@@ -182,6 +183,10 @@ class Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
             self.__received_bytes_overflow = 0
             self.__received_packets_overflow = 0
             self._trigger_rekey()
+
+    def _trigger_rekey(self) -> None:
+        super()._trigger_rekey()
+        self.on_other_keys()
 
     def read_message(self) -> tuple[int, Any]:
         """The type of the next message and the message; data for a channel comes as ChannelData, from all the packets

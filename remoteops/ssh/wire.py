@@ -117,9 +117,33 @@ class LinkTransport(paramiko.Transport):  # type: ignore[misc]
     def __init__(self, wire: Wire, check_key: KeyCheck) -> None:
         self._check_key = check_key
         self._key_offer: tuple[str, ...] = self._preferred_keys
+        self._later: list[Any] = []
         self.wire = wire
         super().__init__(wire, packetizer_class=Packetizer)
+        self.packetizer.on_other_keys = self._on_other_keys
         self.daemon = True
+
+    def _on_other_keys(self) -> None:
+        """The reading thread starts the exchange, and may be waiting for bytes: the server is made to send some.
+
+        Whoever else sends holds clear_to_send_lock, so that this goes out before the exchange begins.
+        """
+        if threading.current_thread() is not self:
+            self._send_ping()
+
+    def _send_user_message(self, message: Any) -> None:
+        """As paramiko's, which waits while keys are exchanged. The reading thread, which must answer a channel that is
+        closed, would wait for itself: what it has to say is kept until the exchange is over."""
+        if threading.current_thread() is self and not self.clear_to_send.is_set():
+            self._later.append(message)
+        else:
+            super()._send_user_message(message)
+
+    def _parse_newkeys(self, message: paramiko.Message) -> None:
+        super()._parse_newkeys(message)
+        later, self._later = self._later, []
+        for kept in later:
+            super()._send_user_message(kept)
 
     def _verify_key(self, host_key: bytes, sig: bytes) -> None:
         super()._verify_key(host_key, sig)
@@ -149,7 +173,13 @@ class LinkTransport(paramiko.Transport):  # type: ignore[misc]
         super()._parse_channel_open_success(message)
 
     def ping(self) -> None:
-        """Ask the server for a sign of life; the answer is seen as bytes on the wire, not waited for."""
+        """Ask the server for a sign of life; the answer is seen as bytes on the wire, not waited for. Not while keys
+        are exchanged, when nothing else may be sent and both sides speak anyway."""
+        with self.clear_to_send_lock:
+            if self.clear_to_send.is_set():
+                self._send_ping()
+
+    def _send_ping(self) -> None:
         message = paramiko.Message()
         message.add_byte(cMSG_GLOBAL_REQUEST)
         message.add_string("keepalive@openssh.com")
