@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from remoteops.agent.extraction import connector
 from remoteops.agent.extraction.arena import ALIGN, Ranges, memory_for, rounded
 from remoteops.agent.extraction.hostkind import cores
 from remoteops.agent.extraction.reporting import Interrupted, Reporter, last_errors
 from remoteops.agent.extraction.stock import BATCH, batches
 from remoteops.agent.extraction.writer import Sample, Writer
+from remoteops.agent.protocol import AgentError
 from remoteops.agent.rundir import RunDir
 
 
@@ -229,3 +233,35 @@ def test_the_cause_is_found_in_the_log_behind_the_wrapper(tmp_path: Path) -> Non
     assert errors[0].startswith("torch.OutOfMemoryError: CUDA out of memory") and len(errors) == 2
     assert errors[1].startswith("RuntimeError: Worker failed")
     assert last_errors(str(tmp_path / "none")) == []
+
+
+def test_a_worker_that_vllm_only_calls_dead_is_named_and_the_engine_s_own_words_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class EngineDeadError(Exception):
+        pass
+
+    class Core:
+        def step(self) -> list[Any]:
+            raise EngineDeadError("EngineCore encountered an issue. See stack trace (above) for the root cause.")
+
+        def add_request(self, *_: Any) -> None: ...
+
+    vllm = ModuleType("vllm")
+    vllm.SamplingParams = lambda **_: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setattr(connector, "LOG_LAG", 0.0)
+    monkeypatch.setattr(connector, "GIVE_UP", 0.0)
+    (tmp_path / "manifest.jsonl").touch()
+    (tmp_path / "log").write_text(
+        "(EngineCore pid=11) ERROR 11-30 18:44:32 [multiproc_executor.py:315] Worker proc VllmWorker-0 died "
+        "unexpectedly (exit code: None), shutting down executor.\n(EngineCore pid=11) RuntimeError: cancelled\n"
+    )
+    engine = connector.ConnectorEngine.__new__(connector.ConnectorEngine)
+    engine._job, engine._run, engine._budget = {"out": str(tmp_path)}, str(tmp_path), 512
+    engine._reporter, engine._engine = Reporter(RunDir(str(tmp_path))), Core()
+    with pytest.raises(AgentError, match="engine died: Worker proc VllmWorker-0 died unexpectedly") as caught:
+        engine.run([Row(0, [1, 2])], None)
+    engine._reporter._stop.set()
+    assert caught.value.kind == "RunFailed"
+    assert "EngineCore encountered" in caught.value.tried and "resumed" in caught.value.hint

@@ -14,12 +14,13 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Sequence, Set
 
 from remoteops.agent import disk, manifest
 from remoteops.agent.extraction import library
-from remoteops.agent.extraction.reporting import Reporter
+from remoteops.agent.extraction.reporting import Reporter, last_errors
 from remoteops.agent.protocol import AgentError
 
 SEQUENCES = 256
 POLL = 0.002  # seconds between two looks at the manifest while only writing is left
 PATIENCE = 120.0  # seconds without a written sample, with free disk, after which the run fails
+LOG_LAG = 0.5  # seconds until what a process printed is in the log
 GIVE_UP = 20.0  # seconds after a stop that writing may stand still (a full disk)
 
 
@@ -57,11 +58,28 @@ class ConnectorEngine:
         )
         watcher = threading.Thread(target=self._let_go, daemon=True)
         watcher.start()
-        self._feed(iter(rows), parameters)
-        self._wait_for_files()
+        try:
+            self._feed(iter(rows), parameters)
+            self._wait_for_files()
+        except Exception as error:
+            if type(error).__name__ != "EngineDeadError":
+                raise
+            raise self._died(error) from error
         counts = self._counts.look()
         self._reporter.progress(counts["samples"], counts["tokens"], counts["bytes"], force=True)
         return {key: counts[key] for key in ("samples", "tokens", "bytes")}
+
+    def _died(self, error: Exception) -> AgentError:
+        """vLLM only says that its engine is dead; which of its processes went first stands in the log."""
+        time.sleep(LOG_LAG)
+        causes = last_errors(self._reporter.run.log)
+        return AgentError(
+            "RunFailed",
+            "vLLM's engine died" + (": %s" % causes[0] if causes else ""),
+            tried=str(error)[:500],
+            hint="a process that died with no other cause in the log was mostly killed by the kernel, out of memory "
+            "(dmesg); what is written stays, and the run can be resumed",
+        )
 
     def close(self) -> None:
         core = getattr(self._engine, "engine_core", None)

@@ -19,6 +19,7 @@ WINDOW = 15.0  # seconds over which tokens_per_s is taken
 _ERROR = re.compile(
     r"[A-Za-z_][\w.]*(Error|Exception|Died|Interrupt)(: .+)?$"
     r"|CUDA (error|out of memory)\b.*$|(Segmentation fault|Killed)\b.*$"
+    r"|(Worker proc|Engine core proc)\w* .*\bdied\b.*$"
 )
 
 
