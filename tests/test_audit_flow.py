@@ -114,7 +114,7 @@ def test_what_a_function_hands_on_is_judged_there(tmp_path):
         "from lib import forward, own\n"
         "forward(0)\n"
         "forward(0, 1)\n"
-        "forward(first=0, zz=2)\n"
+        "forward(0, a=1, zz=2)\n"
         "own(0, b=2)\n"
     )
     pair = Pair(tmp_path, {"lib/__init__.py": lib}, app)

@@ -34,6 +34,7 @@ from remoteops.agent.audit.values import (
 from remoteops.agent.audit.values import key as value_key
 
 MAX_RETURNS = 5
+MAX_CASES = 24  # of arguments for which the result of one function is worked out
 
 
 class Calls(Known):
@@ -271,11 +272,16 @@ class Calls(Known):
         key = id(function)
         self._returning = getattr(self, "_returning", {})
         if self._returning.get(key) or len(self._returning) > MAX_RETURNS:
+            self.cut += 1
             return UNKNOWN
         memo: Dict[Any, Value] = function.facts.setdefault("returned", {})  # type: ignore[assignment]
+        # Numbers and objects of other libraries tell nothing about what comes back: one case for all of them.
+        arguments = {n: v for n, v in (arguments or {}).items() if not _says_little(v)}
+        if len(memo) > MAX_CASES:
+            arguments = {}
         case = (
             value_key(bound) if bound is not None else None,
-            tuple(sorted((n, value_key(v)) for n, v in (arguments or {}).items())),
+            tuple(sorted((n, value_key(v)) for n, v in arguments.items())),
         )
         if case in memo:
             return memo[case]
@@ -352,6 +358,12 @@ class Calls(Known):
     # -- functions whose meaning is known ----------------------------------------------------------------------------
 
     # -- signatures --------------------------------------------------------------------------------------------------
+
+
+def _says_little(value: Value) -> bool:
+    if isinstance(value, Const):
+        return not isinstance(value.value, str)
+    return isinstance(value, (Unknown, ExternalInstance))
 
 
 def _yields(node: Optional[ast.AST]) -> bool:

@@ -129,6 +129,9 @@ def forget(recorder: Recorder, consumer: Tree) -> None:
         if info.module.tree is consumer:
             for fact in ("returned", "attributes", "scope"):
                 info.facts.pop(fact, None)
+    for module in recorder.index.loaded():
+        if module.tree is consumer:
+            module.values.clear()
     recorder.forget_scopes()
 
 

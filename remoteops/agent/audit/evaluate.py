@@ -83,6 +83,7 @@ class Evaluator(Callees):
     def evaluate(self, node: Optional[ast.expr], scope: Scope) -> Value:
         """The value of an expression; UNKNOWN beyond a bounded depth."""
         if node is None or self._depth > MAX_STEPS:
+            self.cut += node is not None
             return UNKNOWN
         self._depth += 1
         try:
@@ -336,6 +337,8 @@ class Evaluator(Callees):
 
 
 def _binds(target: ast.AST, name: str) -> bool:
+    if isinstance(target, ast.Name):
+        return target.id == name
     return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(target))
 
 

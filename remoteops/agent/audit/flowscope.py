@@ -48,14 +48,13 @@ class FlowScope(Scope):
 
     def fork(self) -> FlowScope:
         """The same scope with its own copies of what may change."""
-        other = FlowScope(
-            self.evaluator, self.module, self.function, receiver=self.receiver, outer=self.outer, owner=self.owner
-        )
+        other = FlowScope.__new__(FlowScope)
+        other.__dict__.update(self.__dict__)
         other.names = dict(self.names)
         other.refined = dict(self.refined)
         other.present = set(self.present)
-        other.node, other.qualname, other.arguments = self.node, self.qualname, self.arguments
-        return other
+        other.memo, other.place = {}, None
+        return other  # with the same names under work, so that a circle through a fork is seen as one
 
     def take(self, branches: List[FlowScope]) -> None:
         """Joins the states at the ends of branches into this one."""
@@ -64,7 +63,8 @@ class FlowScope(Scope):
         names: Dict[str, Value] = {}
         for name in {n for b in branches for n in b.names}:
             found = [b.names[name] for b in branches if name in b.names]
-            names[name] = join(found)
+            same = all(value is found[0] for value in found)
+            names[name] = found[0] if same else join(found)
         self.names = names
         self.refined = {
             k: v for k, v in branches[0].refined.items() if all(b.refined.get(k) == v for b in branches[1:])

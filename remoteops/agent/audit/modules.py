@@ -67,6 +67,8 @@ class Module:
         self.tables: Optional[List[Tuple[str, ast.expr]]] = None
         self._strings: Optional[Set[str]] = None
         # Classes made by a call (namedtuple and its like), by the place of the call: see ``functional``.
+        # Values of module-level names: see ``modulevalues``.
+        self.values: Dict[Tuple[str, int], object] = {}
         self.made: Dict[Tuple[int, int], object] = {}
 
     @property

@@ -26,6 +26,8 @@ from remoteops.agent.audit.values import (
     join,
 )
 
+SHALLOW = 6  # steps of evaluation below which what was cut off is not worked out again
+
 
 class Hit(NamedTuple):
     """One option of a receiver, judged. ``status``: found, missing, unsure, partly (``lacking`` of ``among``
@@ -70,7 +72,13 @@ def const_method(option: Const, name: str) -> Value:
 
 
 class ModuleValues(Annotations):
-    """Names of modules as values. ``evaluate`` (an expression in a scope) comes from the class below."""
+    """Names of modules as values. ``evaluate`` (an expression in a scope) comes from the class below.
+
+    ``cut`` counts evaluations that ended early (too deep, or in a circle).
+    """
+
+    cut = 0
+    _depth = 0
 
     def evaluate(self, node: Optional[ast.expr], scope: Any) -> Value:
         raise NotImplementedError
@@ -118,7 +126,16 @@ class ModuleValues(Annotations):
             return External(symbol.name)
         reach = self.in_provider(symbol.module)
         if symbol.kind == "variable" and symbol.module is not None and symbol.binding is not None:
-            return self._variable(symbol, reach)
+            memo, key = symbol.module.values, (symbol.name, id(symbol.binding))
+            if key not in memo:
+                held, self.cut = self.cut, 0
+                value = self._variable(symbol, reach)
+                if self.cut and self._depth > SHALLOW:
+                    self.cut += held
+                    return value  # worked out too deep inside something else to be all of it
+                memo[key] = value
+                self.cut = held
+            return memo[key]  # type: ignore[return-value]
         return Unknown(reach, symbol.name)
 
     def _variable(self, symbol: Symbol, reach: bool) -> Value:

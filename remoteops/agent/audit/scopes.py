@@ -55,6 +55,7 @@ class Scope:
             return self.names[name]
         if self.function is not None:
             if name in self._busy:
+                self.evaluator.cut += 1
                 return UNKNOWN
             self._busy.add(name)
             try:

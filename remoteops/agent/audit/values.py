@@ -158,39 +158,36 @@ def key(value: Value, depth: int = 0) -> Any:
     """
     if depth > MAX_DEPTH:
         return type(value).__name__
+    kind = type(value)
+    if kind is Unknown or kind is External or kind is Version:
+        return kind.__name__, value[:2]
     below = depth + 1
-    if isinstance(value, ClassValue):
-        return "k", id(value.info), value.exact
     if isinstance(value, Instance):
         return "i", id(value.info), value.exact, key(value.items, below) if value.items is not None else None
+    if isinstance(value, ExternalInstance):
+        return "e", value.dotted, value.reach, key(value.items, below) if value.items is not None else None
+    if isinstance(value, Const):
+        return "c", type(value.value).__name__, repr(value.value)
+    if isinstance(value, ClassValue):
+        return "k", id(value.info), value.exact
     if isinstance(value, FunctionValue):
         return "f", id(value.info), key(value.bound, below) if value.bound is not None else None
     if isinstance(value, ModuleValue):
         return "m", value.module.name
-    if isinstance(value, Const):
-        return "c", type(value.value).__name__, repr(value.value)
-    if isinstance(value, ExternalInstance):
-        return "e", value.dotted, value.reach, key(value.items, below) if value.items is not None else None
-    if isinstance(value, (Unknown, External, Version)):
-        return type(value).__name__, value[:2]
     if isinstance(value, Sequence):
-        parts = tuple(key(p, below) for p in (value.parts or ())[:MAX_PARTS])
-        return (
-            "s",
-            value.kind,
-            key(value.each, below) if value.each is not None else None,
-            parts,
-            len(value.parts or ()),
-            value.parts is None,
-            value.keys,
-        )
+        parts = tuple([key(p, below) for p in (value.parts or ())[:MAX_PARTS]])
+        each = key(value.each, below) if value.each is not None else None
+        return "s", value.kind, each, parts, len(value.parts or ()), value.parts is None, value.keys
     if isinstance(value, Union_):
-        return ("u", len(value.options), *(key(o, below) for o in value.options[:MAX_PARTS]))
+        return ("u", len(value.options), *[key(o, below) for o in value.options[:MAX_PARTS]])
     return id(value)
 
 
 def join(values: Iterable[Value]) -> Value:
     """One value for several possible ones."""
+    values = list(values)
+    if len(values) == 1:
+        return values[0]
     seen: Dict[Any, Value] = {}
     for value in values:
         for option in options(value):
