@@ -128,7 +128,7 @@ def test_an_unknown_host_gets_the_nearest_names(tmp_path: Path) -> None:
         inventory.host("something")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=200) | st.text(alphabet="ahost:s {}[]&*!|>-\n\t'\"#%@,", max_size=200))
 @example(":")
 def test_no_text_leads_to_any_other_error(tmp_path: Path, text: str) -> None:
@@ -147,7 +147,7 @@ _VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(["port", "user", "jump", "env", "timeouts", "workload", "identity_files", "lab", "venv"]), _VALUES
 )

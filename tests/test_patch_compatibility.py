@@ -57,7 +57,7 @@ def test_trees_that_are_at_hand_are_as_documented(bench: ModuleType) -> None:
     if not consumers or not providers:
         pytest.skip("no sources of speculators and vllm in the cache (fab matrix fetches them)")
     for consumer in consumers[:1]:
-        for provider in providers[:2]:
+        for provider in providers[:1]:
             record, told = bench.pair(consumer, provider), results["pairs"][consumer.version][provider.version]
             assert (record["breaks"], record["breaks_after"], record["left"]) == (
                 told["breaks"],
