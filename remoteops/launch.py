@@ -35,7 +35,10 @@ d="%s.%d"%(t,os.getpid())
 os.mkdir(d,0o700)
 zipfile.ZipFile(a).extractall(d)
 try: os.rename(d,t)
-except OSError: __import__("shutil").rmtree(d)' "$a" "$t" 2>/dev/null
+except OSError: __import__("shutil").rmtree(d)
+sys.path.insert(0,t)
+from remoteops.agent.tidy import tidy
+tidy(os.path.dirname(t),os.path.basename(t))' "$a" "$t" >/dev/null 2>&1
  [ -f "$e" ] && [ -O "$e" ] || e=$a
  echo "interpreter $p"; echo "archive $a"; echo "entry $e"
  "$p" -I -S -X utf8 "$e" "$v"; s=$?
