@@ -129,6 +129,7 @@ def _open(hop: Hop, route: Route, dialled: Dialled) -> None:
     dialled.transports.append(transport)
     dialled.notices += hop.host_keys.notices
     dialled.logins.append(authenticate(transport, hop.identity, host=_named(hop, route), timeout=hop.timeouts.auth))
+    transport.settle()
 
 
 def _named(hop: Hop, route: Route) -> str:

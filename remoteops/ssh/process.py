@@ -25,6 +25,7 @@ _PACKET = 32768 - 64  # bytes of data in a channel packet
 _GATHER = 0.001  # seconds between two reads of a stream that comes in full packets
 _ENOUGH = 256 * 1024  # bytes that need no gathering
 _NOISE = 8192  # bytes kept of what came before the start marker (a shell's banner)
+_QUIET = 30.0  # seconds between two looks at a command that says nothing
 _GRACE = 2.0  # seconds that streams may stay silent and open after the process ended (a child holds them)
 
 
@@ -159,7 +160,9 @@ class RemoteProcess:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return b"", b""
-            self._wake.wait(min(0.5, left) if left is not None else 0.5)
+            # Data, an end and an exit status wake us; only for a child that keeps the streams open is there no sign.
+            longest = _GRACE / 4 if self.ended else _QUIET
+            self._wake.wait(longest if left is None else min(longest, left))
             if self._in_bulk and len(self._channel.in_buffer) < _ENOUGH:
                 # Let a few packets gather: taking each by itself only makes two threads fight for the interpreter.
                 time.sleep(_GATHER)

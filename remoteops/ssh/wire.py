@@ -21,6 +21,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
 READ = 256 * 1024  # bytes taken from the socket at once
+IDLE = 60.0  # seconds between two looks of a reading thread that nobody sends anything
 KEX = tuple(paramiko.Transport._preferred_kex)
 WINDOW = 2 * 1024 * 1024  # bytes a channel may have under way; larger ones make paramiko's buffer slower, not faster
 KeyCheck = Callable[[str, bytes], None]
@@ -149,6 +150,11 @@ class LinkTransport(paramiko.Transport):  # type: ignore[misc]
         super()._verify_key(host_key, sig)
         self._check_key(self.host_key_type, host_key)
 
+    def settle(self) -> None:
+        """Once logged in: the reading thread need not look ten times a second whether it is still wanted, as it must
+        for the bounds of the handshake. ``hang_up`` shuts the socket, which wakes it, and so does a wish for keys."""
+        self.wire.settimeout(IDLE)
+
     def apply(self, hop: Any) -> None:
         """Take over what a Hop asks for: the algorithms on offer, in order, and compression."""
         self._key_offer = tuple(name for name in hop.host_keys.offer() if name in self._key_info)
@@ -202,9 +208,11 @@ def _on_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
         message.get_boolean()
         channel.exit_signal = message.get_text()
         channel.status_event.set()
-        return
-    message.packet.seek(start)
-    channel._handle_request(message)
+    else:
+        message.packet.seek(start)
+        channel._handle_request(message)
+    if channel.in_buffer._event is not None:
+        channel.in_buffer._event.set()  # whoever waits for output should know that the command ended
 
 
 def _on_data(channel: paramiko.Channel, message: Any) -> None:
@@ -262,8 +270,9 @@ class Heartbeat(threading.Thread):
                 self.reason = f"no sign of life from the host for {quiet:.0f} s (heartbeat unanswered)"
                 self._transport.hang_up()
                 return
+            # Who was just heard need not be asked; the next look still leaves a third of the time for an answer.
             # A frozen peer can fill the socket: whoever holds the send lock then blocks, and so would a ping.
-            if self._transport.packetizer._Packetizer__write_lock.acquire(timeout=step):
+            if quiet >= 0.9 * step and self._transport.packetizer._Packetizer__write_lock.acquire(timeout=step):
                 self._transport.packetizer._Packetizer__write_lock.release()
                 threading.Thread(target=self._ping, daemon=True, name="remoteops-ping").start()
             for tick in list(self.ticks):
