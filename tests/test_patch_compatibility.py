@@ -39,14 +39,16 @@ def test_every_documented_pair_is_clean_after_its_plan_or_says_why_not(bench: Mo
 
 
 def test_real_extractions_were_equal_to_transformers(bench: ModuleType) -> None:
-    runs = bench.load()["runs"]["0.3.0"]
-    assert {"0.12.0", "0.16.0", "0.17.1"} <= set(runs)
-    for provider, run in runs.items():
+    runs = bench.load()["runs"]
+    assert {"0.12.0", "0.16.0", "0.17.1"} <= set(runs["0.3.0"])
+    assert {"0.12.0", "0.16.0", "0.17.1", "0.32.0"} <= set(runs["0.4.0.1"])
+    for consumer, provider, run in [(c, p, run) for c, of in runs.items() for p, run in of.items()]:
         if "error" in run:  # told as it is on the page, and only where transformers 5 is in the way
-            assert provider >= "0.28" and "torch" in run["error"], provider
+            assert provider >= "0.28" and "torch" in run["error"], (consumer, provider)
             continue
+        assert "refused" not in run, (consumer, provider)
         for name, scenario in run["scenarios"].items():
-            assert scenario["wrong"] == 0 and scenario["max_relative_error"] < 1e-5, (provider, name)
+            assert scenario["wrong"] == 0 and scenario["max_relative_error"] < 1e-5, (consumer, provider, name)
 
 
 def test_trees_that_are_at_hand_are_as_documented(bench: ModuleType) -> None:
