@@ -284,9 +284,10 @@ with the plan of `fab patch` applied. Risks that are left speak of single model 
 judges one); a plan can raise their number, because a name that is right for most models is missing in some.
 
 *extraction on the CPU*: a real run in float32 with the stock generator of the patched consumer, 115 prompts (mixed
-lengths, one token, shared prefixes, batches above the token budget, more prompts than slots, the same batch twice; each
-result in the order given, and its layers in the order asked for: 7, 1, 5, 3, on 0.15.0 ascending) against transformers. The number is the largest relative error: the largest difference in a
-layer over the layer's largest value. Empty: no wheel of that release was run.
+lengths, one token, shared prefixes, batches above the token budget, more prompts than slots, the same batch twice;
+each result in the order given, and its layers in the order asked for: 7, 1, 5, 3, on 0.15.0 ascending) against
+transformers. The number is the largest relative error: the largest difference in a layer over the layer's largest
+value. Empty: no wheel of that release was run.
 
 (bare): run with an empty `speculators/__init__.py` and cache blocks of 32 tokens. The rest of these releases of
 speculators does not import with transformers 5, which these releases of vLLM bring along, so `fab patch` takes its
