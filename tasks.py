@@ -267,7 +267,7 @@ def stop(
         "consumer_path": "folder that holds the package",
         "provider_path": "folder that holds the package",
         "baseline": "cached (what the consumer pins, if fetched before), auto (fetch it), none, a release",
-        "baseline_path": "folder that holds the provider the consumer was written for",
+        "baseline_path": "folder that holds the provider the consumer was written for; more after : date the breaks",
         "model": "architecture class",
         "all": "also list the sites that are fine",
         "shell": "also give the shell commands",

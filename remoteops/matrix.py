@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from remoteops import probe, recipes, rules, sources
+from remoteops import probe, recipes, rules, since, sources
 from remoteops.cache import cache_dir, write_beside
 from remoteops.errors import RemoteOpsError, UsageError
 
@@ -77,6 +77,7 @@ def matrix(
             ]
             for one in left
         },
+        "ranges": since.ranges(ordered),
         "baseline": base.label if base else None,
         "model": model,
         "seconds": round(time.monotonic() - started, 3),

@@ -5,11 +5,12 @@ Results are the document ``remoteops.probe/1`` (docs/audit.md has its keys); not
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from remoteops import rules, sources
+from remoteops import rules, since, sources
 from remoteops.door import using
 from remoteops.errors import MissingPackage, TransferFailed, by_kind
 
@@ -59,7 +60,9 @@ def audit(
     ``consumer`` and ``provider`` are import names when the paths (folders that hold the package) are given; otherwise
     specs for ``sources.fetch`` (``speculators==0.3.0``). ``baseline`` is a release of the provider, ``auto`` (what the
     consumer's own metadata pins, fetched), ``cached`` (the same if it was fetched before: no network) or None;
-    ``baseline_path`` is a folder and wins. Raises UsageError, MissingPackage, TransferFailed as ``sources.fetch`` does.
+    ``baseline_path`` is a folder and wins; of several, joined by ``os.pathsep``, the first is the baseline, and all
+    tell since which release a break exists (otherwise all releases that were fetched before do). Raises UsageError,
+    MissingPackage, TransferFailed as ``sources.fetch`` does.
     """
     sides = []
     for name, path in ((consumer, consumer_path), (provider, provider_path)):
@@ -73,7 +76,9 @@ def audit(
         if baseline not in (None, AUTO, CACHED) and not baseline_path
         else None
     )
-    request = _request(*sides[0][:2], *sides[1][:2], baseline_path or (base.path if base else None), model, everything)
+    folders = [folder for folder in (baseline_path or "").split(os.pathsep) if folder]
+    first = folders[0] if folders else base.path if base else None
+    request = _request(*sides[0][:2], *sides[1][:2], first, model, everything)
     request["facts"] = baseline in (AUTO, CACHED) and not baseline_path
     document = _run(request)
     notes: list[str] = []
@@ -81,6 +86,8 @@ def audit(
         _compare(document, str(baseline), notes)
     for side, (_, _, version) in zip(("consumer", "provider"), sides, strict=True):
         document[side]["version"] = document[side].get("version") or version or None
+    if folders[1:]:
+        since.complete(document, since.trees_of(folders, sides[1][0]))
     _finish(document, None, notes)
     if shell:
         from remoteops.agent.audit import shell as checks
@@ -190,6 +197,7 @@ def _compare(document: Document, baseline: str, notes: list[str]) -> None:
     base = find_baseline(baseline, document["consumer"].get("requires") or (), document["provider"], notes)
     if base is not None:
         comparing.complete(document, base.package, base.path, version=base.version)
+    since.complete(document, since.at_hand(document["provider"]["package"]))
 
 
 def _request(

@@ -101,18 +101,24 @@ def local_tree(folder: Path, package: str | None = None) -> Tree:
 def cached(spec: str, *, package: str | None = None, cache: Path | None = None) -> Tree | None:
     """The newest release that matches a requirement among those fetched before, or None. Asks nobody."""
     requirement = _requirement(spec)
+    found = [
+        tree
+        for tree in all_cached(package, name=requirement.name, cache=cache)
+        if requirement.specifier.contains(tree.version, prereleases=True)
+    ]
+    return max(found, key=lambda tree: Version(tree.version), default=None)
+
+
+def all_cached(package: str | None, *, name: str | None = None, cache: Path | None = None) -> list[Tree]:
+    """Every release fetched before that holds a package (of the distribution ``name``, where given), in no order."""
     folder = (cache or cache_dir()) / "sources"
-    found: list[tuple[Version, Tree]] = []
-    for place in folder.glob(f"{canonicalize_name(requirement.name)}-*"):
+    found: list[Tree] = []
+    for place in folder.glob(f"{canonicalize_name(name) if name else '*'}-*"):
         tree = _cached(place)
         with contextlib.suppress(InvalidVersion):
-            if (
-                tree
-                and tree.package == (package or tree.package)
-                and requirement.specifier.contains(tree.version, prereleases=True)
-            ):
-                found.append((Version(tree.version), tree))
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+            if tree and tree.package == (package or tree.package) and Version(tree.version):
+                found.append(tree)
+    return found
 
 
 def releases(spec: str) -> list[str]:

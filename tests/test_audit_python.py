@@ -298,3 +298,52 @@ def test_what_is_handed_on_is_judged_where_it_arrives(tmp_path):
         run(functools.partial(lib.f, c=1))
     """
     check(Pair(tmp_path, {"lib/__init__.py": lib}, app), app)
+
+
+def test_versions_taken_apart(tmp_path):
+    lib = "__version__ = '2.7.1'\ndef new(): ...\n"
+    app = """
+        import lib
+        from packaging.version import parse
+        OLD = lib.__version__.startswith("1.")
+        MAJOR = int(lib.__version__.split(".")[0])
+        if OLD:
+            lib.old()
+        if MAJOR < 2:
+            lib.old()
+        elif parse(lib.__version__).major >= 2:
+            lib.new()
+            lib.gone()                          # !
+        else:
+            lib.old()
+    """
+    path = tmp_path / "lib-1.0" / "lib-2.7.1.dist-info"
+    path.mkdir(parents=True)
+    (path / "METADATA").write_text("Metadata-Version: 2.1\nName: lib\nVersion: 2.7.1\n")
+    (path / "top_level.txt").write_text("lib\n")
+    check(Pair(tmp_path, {"lib/__init__.py": lib}, app), app)
+
+
+def test_a_function_of_another_class_put_into_a_class_is_a_method(tmp_path):
+    lib = """
+        class Representation:
+            def shown(self, mark): return mark
+        class Model:
+            shown = Representation.shown
+        def one_of(x) -> "Union[A, B, C]": ...
+        class A:
+            only = 1
+        class B: ...
+        class C: ...
+        from typing import Union
+    """
+    app = """
+        import lib
+        lib.Model().shown(",")
+        lib.Model().shown()                     # !
+        class Mine(lib.Model):
+            def __repr__(self): return self.shown("x")
+        lib.one_of(1).only                      # ?
+        lib.one_of(1).none                      # !
+    """
+    check(Pair(tmp_path, {"lib/__init__.py": lib}, app), app)

@@ -48,6 +48,11 @@ def test_every_consumer_is_audited_against_every_release_and_the_second_run_read
     }  # fmt: skip
     assert first["installable"] == {"user==1.0": ["engine==0.9"], "user==2.0": ["engine==0.10"]}
     assert sum(event["event"] == "pair" for event in events) == 6
+    ranges = first["ranges"]
+    assert ranges["user==1.0"]["works"] == [["engine==0.9", "engine==0.9"]]
+    spans = {(b["kind"], b["detail"]): (b["since"], b["until"]) for b in ranges["user==2.0"]["breaks"]}
+    assert spans["missing-required", "specs"] == ("engine==0.9", "engine==0.9")
+    assert spans["missing-symbol", "plan"] == ("engine==0.11", None)
     fixable = {(row["consumer"], row["provider"]): row["fixable"] for row in first["rows"]}
     assert fixable["user==1.0", "engine==0.10"]  # the keyword can be dropped
     assert not fixable["user==2.0", "engine==0.11"]

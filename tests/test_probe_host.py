@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from remoteops import probe
+from remoteops.console import findings
 from remoteops.errors import MissingPackage
 from remoteops.inventory import Host, Workload
 
@@ -118,3 +121,31 @@ def test_local_trees_take_the_baseline_from_the_cache_only(host: Host, tmp_path:
     cached = probe.audit("user", "engine", consumer_path=site, provider_path=site)
     assert cached["baseline"]["version"] == "1.0"
     assert by_rule(cached).keys() == by_rule(fetched).keys()
+
+
+def test_a_break_is_dated_by_the_releases_at_hand(tmp_path: Path) -> None:
+    texts = {
+        "1.0": "class Runner:\n    def step(self, n): ...\ndef plan(groups, specs): ...\n",
+        "1.1": "class Runner:\n    def step(self, n): ...\ndef plan(groups, specs=None, **more): ...\n",
+        "1.2": "class Runner:\n    def step(self, n): ...\ndef plan(groups): ...\n",
+        "2.0": "class Runner:\n    def __init__(self): self.own = 1\ndef plan(groups): ...\n",
+    }
+    for version, text in texts.items():
+        install(tmp_path / version, "engine", version, text)
+    install(tmp_path / "user", "user", "0.3", USER)
+    paths = os.pathsep.join(str(tmp_path / v) for v in ("1.0", "1.2", "1.1"))
+    document = probe.audit(
+        "user", "engine", consumer_path=str(tmp_path / "user"), provider_path=str(tmp_path / "2.0"), baseline_path=paths
+    )
+    proved = [finding for finding in document["findings"] if finding["kind"] != "behaviour"]
+    found = {finding["detail"]: finding.get("since") for finding in proved}
+    assert found == {"specs": None, "step": {"release": "2.0", "fine": "1.2"}}  # 1.1 takes any keyword: nothing is said
+    shutil.rmtree(tmp_path / "1.1")
+    again = probe.audit(
+        "user", "engine", consumer_path=str(tmp_path / "user"), provider_path=str(tmp_path / "2.0"),
+        baseline_path=os.pathsep.join(str(tmp_path / v) for v in ("1.0", "1.2")),
+    )  # fmt: skip
+    dated = next(finding for finding in again["findings"] if finding["detail"] == "specs")
+    assert dated["since"] == {"release": "1.2", "fine": "1.0"}
+    shown = "\n".join(str(getattr(line, "text", line)) for line in findings.render(again))
+    assert "1.2 (1.0 is fine)" in shown

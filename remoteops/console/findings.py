@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from remoteops import recipes, rules
+from remoteops import recipes, rules, since
 
 Finding = Mapping[str, Any]
 Document = Mapping[str, Any]
@@ -23,6 +23,7 @@ WHEN = {
     "first-batch": "At the first batches",
     "silent": "Without any error",
 }
+PLAIN = str.maketrans("✗…", "x~")  # for a terminal in another encoding
 MARKS = {"proved": ("✗", "bold red"), "contract": ("✗", "bold red"), "risk": ("?", "yellow")}
 
 
@@ -53,6 +54,8 @@ def show(console: Any, document: Document, *, everything: bool = False) -> None:
         room = max(20, screen.width - part.indent - part.hang)
         for number, line in enumerate(_wrapped(part.text, room, part.hang) if wraps else [part.text]):
             line.rstrip()
+            if not screen.encoding.startswith("utf"):
+                line.plain = line.plain.translate(PLAIN)
             screen.print(Text(" " * (part.indent + part.hang * bool(number))).append_text(line), soft_wrap=True)
 
 
@@ -154,6 +157,8 @@ def render_finding(finding: Finding) -> list[Line]:
         Line(Text.assemble((f"{mark} ", style), (place, "cyan"))),
         _line("", Text.assemble((plain(finding["rule"]), "bold"), "  ", what)),
     ]
+    if finding.get("since"):
+        lines.append(_line("since", plain(since.text(finding["since"]).removeprefix("since "))))
     if finding.get("was"):
         lines.append(_line("was", elide(plain(finding["was"]), detail)))
     if finding.get("now") or finding.get("now_at"):
@@ -250,7 +255,9 @@ def show_matrix(console: Any, document: Document) -> None:
     """Print a matrix: a row a provider release, a column a consumer."""
     console.rich.print(render_matrix(document))
     for consumer, releases in document["installable"].items():
-        text = ", ".join(plain(release) for release in releases) or "none of these"
+        stretches = document.get("ranges", {}).get(consumer, {}).get("works", [[r, r] for r in releases])
+        named = [first if first == last else f"{first} to {_release(last)}" for first, last in stretches]
+        text = ", ".join(plain(one) for one in named) or "none of these"
         console.rich.print(Text.assemble((f"{plain(consumer)} works unpatched with: ", "bold"), text))
     fixed: dict[str, list[str]] = {}
     for row in document["rows"]:
@@ -265,6 +272,10 @@ def show_matrix(console: Any, document: Document) -> None:
             style="dim",
         )
     )
+
+
+def _release(label: str) -> str:
+    return label.rpartition("==")[2]
 
 
 def render_matrix(document: Document) -> Table:

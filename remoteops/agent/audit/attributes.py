@@ -35,6 +35,7 @@ from remoteops.agent.audit.values import (
     options,
     reaches,
 )
+from remoteops.agent.audit.versions import version_part
 
 
 class Attributes(ModuleValues):
@@ -84,7 +85,7 @@ class Attributes(ModuleValues):
         if isinstance(option, (FunctionValue, PartialValue, BoundMethod, CallableValue)):
             return Hit(option, "unsure", UNKNOWN, "", "an attribute of a function")
         if isinstance(option, Version):
-            return Hit(option, "unsure", option if name in ("base_version", "public") else UNKNOWN, "", "")
+            return Hit(option, "unsure", version_part(option, name), "", "")
         if isinstance(option, Const):
             return Hit(option, "unsure", const_method(option, name), "", "")
         return Hit(
@@ -234,8 +235,9 @@ class Attributes(ModuleValues):
         if isinstance(expression, ast.expr) and isinstance(node, (ast.Assign, ast.AnnAssign)):
             scope = self.module_scope(info.module)
             value = self.evaluate(expression, scope)
-            if isinstance(value, FunctionValue) and value.info.owner is info:
-                return value
+            if isinstance(value, FunctionValue) and value.bound is None and isinstance(node, ast.Assign):
+                plain = isinstance(receiver, Instance) and self.decorators.flavour(value.info) == "function"
+                return value._replace(bound=receiver) if plain else value
             if isinstance(value, LambdaValue):
                 value = value._replace(name=info.dotted + "." + member.name)
                 plain = isinstance(receiver, Instance) and isinstance(node, ast.Assign)

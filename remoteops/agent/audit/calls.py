@@ -32,6 +32,7 @@ from remoteops.agent.audit.values import (
     reaches,
 )
 from remoteops.agent.audit.values import key as value_key
+from remoteops.agent.audit.versions import text_result
 
 MAX_RETURNS = 5
 MAX_CASES = 24  # of arguments for which the result of one function is worked out
@@ -70,6 +71,9 @@ class Calls(Known):
         if isinstance(option, BoundMethod):
             if isinstance(option.function, FunctionValue):
                 return self.returned(option.function.info, option.receiver)
+            if isinstance(option.function, External):
+                given = [self.evaluate(a, scope) for a in node.args]
+                return text_result(option.function.dotted, option.receiver, given)
             if isinstance(option.function, LambdaValue):
                 return self._lambda_result(option.function, node, scope, option.receiver)
             return UNKNOWN

@@ -55,6 +55,8 @@ class Ducks:
             paths |= {path} if path else set()
             owners += holders
         given = self._given(stores)
+        if not receivers and not any(self.recorder.touches(o) for s in stores for o in options(s.base)):
+            return  # nothing says that it belongs to this provider
         if not receivers:
             receivers, owners = self._search(function, stores[0].node.attr, paths, set(given))
         unique = self._plausible(

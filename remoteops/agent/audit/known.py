@@ -143,6 +143,8 @@ class Known(Attributes):
             return Sequence("dict", given, None, tuple(k.arg for k in node.keywords))
         if name in ("dict", "defaultdict", "OrderedDict"):
             return first if isinstance(first, Sequence) else Sequence("dict", None, None)
+        if option.dotted == "int" and isinstance(first, Const) and str(first.value).isdigit():
+            return Const(int(first.value))
         if option.dotted in ("property",) and arguments:
             return UNKNOWN
         if name[:1].isupper() and not option.reach:

@@ -25,6 +25,7 @@ from remoteops.agent.audit.values import (
     Version,
     join,
 )
+from remoteops.agent.audit.versions import text_method
 
 SHALLOW = 6  # steps of evaluation below which what was cut off is not worked out again
 
@@ -68,7 +69,7 @@ def sequence_method(option: Sequence, name: str) -> Value:
 def const_method(option: Const, name: str) -> Value:
     if isinstance(option.value, str) and name in ("lower", "upper", "strip", "lstrip", "rstrip"):
         return CallableValue(Const(getattr(option.value, name)()))
-    return CallableValue(UNKNOWN)
+    return text_method(option, name) if isinstance(option.value, str) else CallableValue(UNKNOWN)
 
 
 class ModuleValues(Annotations):

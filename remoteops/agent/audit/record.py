@@ -33,6 +33,7 @@ from remoteops.agent.audit.values import (
     options,
 )
 
+MANY = 20
 NEARLY_ALL = 0.9  # of the classes that can stand somewhere: then it breaks for the user, whatever his class
 
 
@@ -181,7 +182,9 @@ class Recorder(SpecialCalls):
                 "may be a %s, which lacks it, or something that is not known" % _label(missing[0].option),
             )
             return
-        if len(missing) >= NEARLY_ALL * len(everything) and missing and self._set_elsewhere(name, missing):
+        # Of the classes of a declared union one that has it is enough; of many found by search a few may be strays.
+        needed = NEARLY_ALL if len(everything) > MANY or self.replacing else 1
+        if len(missing) >= needed * len(everything) and missing and self._set_elsewhere(name, missing):
             self.settle(
                 site, S.UNRESOLVED, "no class body or method sets %s, other code of %s does" % (name, self.provider)
             )
@@ -189,7 +192,7 @@ class Recorder(SpecialCalls):
         if missing:
             kinds = sorted({_label(h.option) for h in missing})
             message = _attribute_error(missing[0].option, name)
-            sure = len(missing) >= NEARLY_ALL * len(everything)
+            sure = len(missing) >= needed * len(everything)
             all_lack = len(missing) == len(everything)
             lack = (
                 "%d of %d classes that can stand here lack it: %s"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, Optional, Tuple
+import re
+from typing import Any, List, Optional, Tuple
 
 from remoteops.agent.audit.values import (
     UNKNOWN,
+    BoundMethod,
+    CallableValue,
     Const,
+    External,
     Sequence,
     Unknown,
     Value,
@@ -27,7 +31,42 @@ def compare(left: Value, operator: ast.cmpop, right: Value) -> Value:
             return Const(left.value == right.value)
         if isinstance(operator, (ast.IsNot, ast.NotEq)):
             return Const(left.value != right.value)
+        if isinstance(left.value, int) and isinstance(right.value, int):
+            return Const(_order(left.value, operator, right.value))
     return UNKNOWN
+
+
+def text_method(value: Value, name: str) -> Value:
+    """A method of a text, bound to it, where its result can be told."""
+    return BoundMethod(External("str." + name), value) if name in ("startswith", "split") else CallableValue(UNKNOWN)
+
+
+def text_result(method: str, value: Value, arguments: List[Value]) -> Value:
+    """What a method made by ``text_method`` returns."""
+    text = value.text if isinstance(value, Version) else value.value if isinstance(value, Const) else None
+    first = arguments[0] if arguments else None
+    given = [p for p in (first.parts or ()) if isinstance(p, Const)] if isinstance(first, Sequence) else [first]
+    if not isinstance(text, str) or not all(isinstance(g, Const) and isinstance(g.value, str) for g in given):
+        return Unknown(False, "version") if isinstance(value, Version) else UNKNOWN
+    words = tuple(str(g.value) for g in given if isinstance(g, Const))
+    if method == "str.startswith" and words:
+        return Const(text.startswith(words))
+    if method == "str.split" and len(words) == 1 and len(arguments) == 1:
+        return Sequence("list", tuple(Const(part) for part in text.split(words[0])))
+    return UNKNOWN
+
+
+def version_part(version: Version, name: str) -> Value:
+    """An attribute of a version: of the text, or of a ``packaging.version.Version``."""
+    if name in ("base_version", "public"):
+        return version
+    if name in ("startswith", "split"):
+        return text_method(version, name)
+    found = re.match(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", version.text or "")
+    numbers = [Const(int(part or 0)) for part in found.groups()] if found else []
+    if found and name in ("major", "minor", "micro"):
+        return numbers[("major", "minor", "micro").index(name)]
+    return Unknown(False, "version") if name in ("major", "minor", "micro", "release") else UNKNOWN
 
 
 def _order(one: Any, operator: ast.cmpop, two: Any) -> Any:
@@ -57,8 +96,6 @@ def version_key(text: str) -> Optional[Tuple[Any, ...]]:
     """A sort key for a release number as PEP 440 orders it (dev < a < b < rc < release < post); None for something
     else.
     """
-    import re
-
     match = re.match(
         r"^v?(\d+(?:\.\d+)*)(?:[._-]?(a|b|rc|alpha|beta|c|pre)[._-]?(\d*))?(?:[._-]?(post|rev|r)[._-]?(\d*))?(?:[._-]?(dev)[._-]?(\d*))?(?:\+.*)?$",
         text.strip(),
