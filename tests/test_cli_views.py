@@ -86,6 +86,19 @@ def test_the_doctor_says_what_to_do_beside_what_is_wrong_and_ends_with_the_verdi
     assert (code, lines[-1]) == (1, "gpu: not ready: packages")
 
 
+def test_a_locale_without_our_signs_does_not_end_a_task(tmp_path: Path) -> None:
+    program = (
+        "from remoteops.console import Console, findings\n"
+        "from tests.test_probe_views import document, finding\n"
+        "findings.show(Console(), document(finding(detail='\\u2026 \\udcff'))); Console().say('\\u2717 end')"
+    )
+    environment = {"PYTHONIOENCODING": "latin-1", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": "."}
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, cwd=root)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"x user/a.py:2\n" in done.stdout and done.stdout.endswith(b"\\u2717 end\n")
+
+
 @pytest.mark.parametrize(
     ("stopped", "purge", "purged", "words"),
     [

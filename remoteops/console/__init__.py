@@ -6,6 +6,7 @@ see meanwhile goes to stderr. Text from a host is neutralised by ``plain`` befor
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -40,6 +41,9 @@ class Console:
 
     def __init__(self, json: bool = False) -> None:
         self.json = json
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            # A sign that the locale lacks, or a file name that is no text, must not end a task halfway.
+            sys.stdout.reconfigure(errors="backslashreplace")
 
     @cached_property
     def rich(self) -> Rich:
