@@ -76,6 +76,7 @@ def test_a_host_in_order_passes_and_says_what_was_seen(place: Place) -> None:
     assert found["capabilities"] == {
         "connector": True,
         "last_layer": True,
+        "first_layer": True,
         "tensor_parallel": True,
         "generator": True,
         "architecture": True,
@@ -324,7 +325,9 @@ def test_a_model_id_is_found_in_the_hosts_cache(tmp_path: Path) -> None:
 
 # --- the engine ---------------------------------------------------------------------------------------------------
 
-ALL = Capabilities(connector=True, last_layer=True, tensor_parallel=True, generator=True, architecture=True)
+ALL = Capabilities(
+    connector=True, last_layer=True, tensor_parallel=True, generator=True, architecture=True, first_layer=True
+)
 
 
 @pytest.mark.parametrize(
@@ -336,6 +339,9 @@ ALL = Capabilities(connector=True, last_layer=True, tensor_parallel=True, genera
         (ALL._replace(connector=False, last_layer=None), {}, "generator"),
         (ALL._replace(last_layer=False), {}, "generator"),
         (ALL._replace(last_layer=False), {"layers": [2, 4, 5]}, "connector"),
+        (ALL._replace(first_layer=False), {}, "connector"),
+        (ALL._replace(first_layer=False), {"layers": [0, 2, 5, 8]}, "generator"),
+        (ALL._replace(first_layer=None), {"layers": [0, 2, 5, 8]}, "connector"),
         (ALL._replace(tensor_parallel=False), {}, "connector"),
         (ALL._replace(tensor_parallel=False), {"tensor_parallel": 8}, "generator"),
         (ALL._replace(tensor_parallel=False), {"tensor_parallel": 8, "breaks": 3}, "connector"),
@@ -391,6 +397,12 @@ def test_capabilities_are_read_from_the_shape_of_the_sources(tmp_path: Path) -> 
     vllm, speculators = str(site / "vllm"), str(site / "speculators")
     assert capabilities.look(vllm, speculators, "LlamaForCausalLM") == ALL
     assert capabilities.look(vllm, speculators, "OldForCausalLM").last_layer is False
+    assert capabilities.look(vllm, speculators, "OldForCausalLM").first_layer is True
+    old = site / "vllm" / "model_executor" / "models" / "old.py"
+    old.write_text(old.read_text().replace("aux.append(x)", "aux.append(x + residual)"))
+    assert capabilities.look(vllm, speculators, "OldForCausalLM").first_layer is False
+    old.write_text(old.read_text().replace("x + residual", "x if residual is None else x + residual"))
+    assert capabilities.look(vllm, speculators, "OldForCausalLM").first_layer is True
     assert capabilities.look(vllm, speculators, "NewForCausalLM").architecture is False
     assert capabilities.look(None, None, "LlamaForCausalLM") == Capabilities(False, None, None, False, None)
     models = site / "vllm" / "model_executor" / "models"

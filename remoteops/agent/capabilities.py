@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from remoteops.agent.protocol import AgentError
 
@@ -22,14 +22,16 @@ AUX = ("aux_hidden_state_layers", "_maybe_add_hidden_state")
 
 class Capabilities(NamedTuple):
     """``connector``: vLLM has the hidden-states connector and its extract method; ``last_layer``: this model's code
-    captures id N; ``tensor_parallel``: the connector reports finished requests under TP > 1; ``generator``:
-    speculators has its own generator; ``architecture``: vLLM's registry names the model's architecture."""
+    captures id N; ``first_layer``: id 0 (the embeddings); ``tensor_parallel``: the connector reports finished requests
+    under TP > 1; ``generator``: speculators has its own generator; ``architecture``: vLLM's registry names the model's
+    architecture."""
 
     connector: Optional[bool]
     last_layer: Optional[bool]
     tensor_parallel: Optional[bool]
     generator: Optional[bool]
     architecture: Optional[bool]
+    first_layer: Optional[bool] = None
 
 
 def look(provider: Optional[str], consumer: Optional[str], architecture: str) -> Capabilities:
@@ -44,11 +46,12 @@ def look(provider: Optional[str], consumer: Optional[str], architecture: str) ->
     connector = bool(connector_text) and method
     registry = registered(provider)
     known = None if registry is None or not architecture else architecture in registry
-    last = captures_last(provider, architecture, registry) if known and registry else None
+    last = _ask(provider, architecture, registry, _gives_last) if known and registry else None
+    first = _ask(provider, architecture, registry, _gives_first) if known and registry else None
     # Releases before the asynchronous writer finish inside the step and have nothing to report.
     asynchronous = "flock" in connector_text or ".lock" in connector_text
     parallel = (not asynchronous or "get_finished_count" in connector_text) if connector_text else None
-    return Capabilities(connector, last, parallel, generator, known)
+    return Capabilities(connector, last, parallel, generator, known, first)
 
 
 def registered(provider: str) -> Optional[Dict[str, Tuple[str, str]]]:
@@ -72,48 +75,104 @@ def registered(provider: str) -> Optional[Dict[str, Tuple[str, str]]]:
     return found or None
 
 
-def captures_last(provider: str, architecture: str, registry: Mapping[str, Tuple[str, str]]) -> Optional[bool]:
-    """Does vLLM's code for this architecture capture the state after its last layer (id N)?
+def _ask(
+    provider: str,
+    architecture: str,
+    registry: Mapping[str, Tuple[str, str]],
+    judge: Callable[[ast.Module], Optional[bool]],
+) -> Optional[bool]:
+    """What ``judge`` says of vLLM's code for this architecture; None when nothing there captures states.
 
     A wrapper (Kimi-K2.5 around DeepSeek) is followed to the architectures it names in text and the model modules it
     imports.
     """
-    return _captures(provider, registry[architecture][0], registry, set())
+    return _follow(provider, registry[architecture][0], registry, set(), judge)
 
 
-def _captures(provider: str, module: str, registry: Mapping[str, Tuple[str, str]], seen: set[str]) -> Optional[bool]:
+def _gives_last(tree: ast.Module) -> Optional[bool]:
+    """Is the state after the last layer (id N) captured?"""
+    captures = False
+    for node in ast.walk(tree):
+        if _is_helper(node):
+            captures = True
+            if _adds_to_the_number(node):
+                return True
+        if _asks_layers(node):
+            captures = True
+            text = ast.dump(node.left)  # type: ignore[attr-defined]
+            if "end_layer" in text or "num_hidden_layers" in text or "Add()" in text or "'len'" in text:
+                return True
+    return False if captures else None
+
+
+def _gives_first(tree: ast.Module) -> Optional[bool]:
+    """Can id 0 be captured? Before the first layer there is no residual: code that adds one all the same fails."""
+    answers = []
+    for node in ast.walk(tree):
+        if _is_helper(node):
+            answers.append(not _adds_to_the_number(node))
+        if isinstance(node, ast.If) and any(_asks_layers(one) for one in ast.walk(node.test)):
+            guarded = {id(one) for inner in ast.walk(node) if isinstance(inner, ast.IfExp) for one in ast.walk(inner)}
+            if not any(_asks_for(node.test, word) for word in ("end_layer", "num_hidden_layers")):
+                answers.append(not any(_adds_residual(one) and id(one) not in guarded for one in ast.walk(node)))
+    return any(answers) if answers else None
+
+
+def _is_helper(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "_maybe_add_hidden_state"
+    )
+
+
+def _adds_to_the_number(call: ast.AST) -> bool:
+    """``idx + 1``: the state behind a layer; without it the one before the first."""
+    return any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add) for one in getattr(call, "args", ()))
+
+
+def _asks_layers(node: ast.AST) -> bool:
+    return isinstance(node, ast.Compare) and any(
+        isinstance(one, ast.Attribute) and one.attr == "aux_hidden_state_layers" for one in node.comparators
+    )
+
+
+def _asks_for(test: ast.AST, word: str) -> bool:
+    return any(isinstance(one, ast.Attribute) and one.attr == word for one in ast.walk(test))
+
+
+def _adds_residual(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Add)
+        and any(isinstance(one, ast.Name) and one.id == "residual" for one in (node.left, node.right))
+    )
+
+
+def _follow(
+    provider: str,
+    module: str,
+    registry: Mapping[str, Tuple[str, str]],
+    seen: set[str],
+    judge: Callable[[ast.Module], Optional[bool]],
+) -> Optional[bool]:
     if module in seen or len(seen) > 12:
         return None
     seen.add(module)
     tree = _tree(os.path.join(provider, MODELS, module.lstrip(".").replace(".", os.sep) + ".py"))
     if tree is None:
         return None
-    captures = False
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "_maybe_add_hidden_state"
-        ):
-            captures = True
-            if any(isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add) for one in node.args):
-                return True
-        if isinstance(node, ast.Compare) and any(
-            isinstance(one, ast.Attribute) and one.attr == "aux_hidden_state_layers" for one in node.comparators
-        ):
-            captures = True
-            text = ast.dump(node.left)
-            if "end_layer" in text or "num_hidden_layers" in text or "Add()" in text or "'len'" in text:
-                return True
-    if captures:
-        return False
+    answer = judge(tree)
+    if answer is not None:
+        return answer
     named = [
         registry[node.value][0]
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in registry
     ]
     for modules in (named, list(_siblings(tree))):
-        answers = [one for one in (_captures(provider, name, registry, seen) for name in modules) if one is not None]
+        told = (_follow(provider, name, registry, seen, judge) for name in modules)
+        answers = [one for one in told if one is not None]
         if answers:
             return answers[0] if len(set(answers)) == 1 else None
     return None
@@ -145,6 +204,8 @@ def choose(
         )
     if num_layers in layers and found.last_layer is False:
         against.append("this vLLM's code for the model does not capture the last state (id %d)" % num_layers)
+    if 0 in layers and found.first_layer is False:
+        against.append("this vLLM's code for the model cannot give the embeddings (id 0)")
     if requested in ("generator", "generator-stock", "connector"):
         if requested == "connector":
             return requested, ["--engine connector", *against]
