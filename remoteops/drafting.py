@@ -152,7 +152,11 @@ class Planner:
         if not useful and any(self._fresh(file).apply(edit) for file, edit in placed):
             return  # another finding's fix has done it in this plan
         if not useful:  # an edit that finds itself done in the audited text cannot be what this finding needs
-            raise PatchError(f"the edit is in {placed[0][0]} already, and the finding is there all the same")
+            file, edit = placed[0]
+            if edit["edit"] in ("drop-keyword", "rename-keyword"):
+                told = f"the call passes no {edit['keyword']} by name (it may come through ** or a partial)"
+                raise PatchError(f"{file}:{edit.get('line', '')}: {told}; take it out by hand where it is given")
+            raise PatchError(f"the edit is in {file} already, and the finding is there all the same")
         for file, edit in entered:
             self._edits.setdefault(file, []).append((_key(file, edit), edit))
         self._drafts.update(drafts)

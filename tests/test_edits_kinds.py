@@ -278,3 +278,20 @@ def test_an_edit_tells_the_lines_it_wrote() -> None:
         ],
     )
     assert result.changed == [[(2, 3)], [(5, 5)], []]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x = f(1, c=2), f(2, c=3)\n", "x = f(1), f(2)\n"),
+        ("x = f(f(1, c=2), c=3)\n", "x = f(f(1))\n"),
+        ("x = f(1, c=f(2, c=3))\n", "x = f(1)\n"),
+        ("x = f(1, c=2), g.f(2, c=3)\n", "x = f(1), g.f(2, c=3)\n"),
+        ("x = f(1, c=2)\ny = f(1, c=2)\n", "x = f(1)\ny = f(1, c=2)\n"),
+    ],
+)
+def test_a_finding_of_a_line_drops_the_keyword_from_each_such_call_on_it(before: str, after: str) -> None:
+    wanted = {"edit": "drop-keyword", "call": "f", "keyword": "c", "line": 1, "column": 4}
+    assert run(before, wanted) == after
+    renamed = {"edit": "rename-keyword", "call": "f", "keyword": "c", "to": "d", "line": 1, "column": 4}
+    assert run("x = f(f(1, c=2), c=3), g.f(c=4)\n", renamed) == "x = f(f(1, d=2), d=3), g.f(c=4)\n"

@@ -367,6 +367,28 @@ def test_two_findings_with_one_cure_count_as_resolved_by_it() -> None:
     assert plan.files[0].planned.count(b"get_language_model()") == 1
 
 
+@pytest.mark.parametrize(
+    ("call", "mended"),
+    [
+        ("check(check(1, old=2), old=3)", "check(check(1))"),
+        ("check(1, **dict(old=2))", None),
+        ("functools.partial(check, old=2)(1)", None),
+    ],
+)
+def test_a_keyword_is_taken_out_where_it_is_given_or_it_is_said_that_it_is_not(
+    bench: Bench, call: str, mended: str | None
+) -> None:
+    text = f"import functools\nfrom engine.request import check\n\n\ndef go():\n    return {call}\n"
+    bench.install("tool", {"tool/__init__.py": "", "tool/run.py": text})
+    bench.install("engine", {**PROVIDER, "engine/request.py": "def check(level):\n    return level\n"})
+    planned = bench.plan()
+    if mended:
+        assert bench.apply(planned).applied and bench.text() == text.replace(call, mended)
+    else:
+        assert planned.plan.empty
+        assert all("passes no old by name" in item.why for item in planned.plan.remaining)
+
+
 def test_an_edit_by_hand_after_the_patch_is_kept_and_patched_beside(bench: Bench) -> None:
     more = "from engine.request import Request\n\nMORE = Request('a', [1], kind=2)\n"
     bench.install("tool", {**CONSUMER, "tool/more.py": more})

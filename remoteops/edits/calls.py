@@ -13,12 +13,15 @@ __all__ = ["add_keyword", "drop_keyword", "rename_keyword"]
 
 
 def drop_keyword(source: Source, args: Args) -> list[Splice]:
-    """``call``, ``keyword``: take the keyword argument out. A comment that stands behind it stays."""
-    node = anchors.call(source, args)
-    found = _keyword(node, args["keyword"])
-    if found is None:
-        return []
-    return remove_item(source, node.args, found)
+    """``call``, ``keyword``: take the keyword argument out, also from the same call further on in that line (a finding
+    speaks of the line). A comment that stands behind it stays.
+    """
+    splices: list[Splice] = []
+    for node in _on_line(source, args):
+        found = _keyword(node, args["keyword"])
+        if found is not None:
+            splices += remove_item(source, node.args, found)
+    return _outermost(splices)
 
 
 def add_keyword(source: Source, args: Args) -> list[Splice]:
@@ -47,7 +50,7 @@ def add_keyword(source: Source, args: Args) -> list[Splice]:
 
 
 def rename_keyword(source: Source, args: Args) -> list[Splice]:
-    """``call``, ``keyword``, ``to``: give the keyword argument another name."""
+    """``call``, ``keyword``, ``to``: give the keyword argument another name, in that line's other calls as well."""
     node = anchors.call(source, args)
     found, there = _keyword(node, args["keyword"]), _keyword(node, args["to"])
     if found is None:
@@ -58,9 +61,33 @@ def rename_keyword(source: Source, args: Args) -> list[Splice]:
         raise source.refuse(
             f"{args['call']}() has both {args['keyword']} and {args['to']}", at=source.place(node).start
         )
-    assert found.keyword is not None
-    place = source.place(found.keyword)
-    return [Splice(place.start, place.end, args["to"])]
+    twins = [one for one in _on_line(source, args) if one is not node and _keyword(one, args["to"]) is None]
+    names = [arg.keyword for arg in (found, *(_keyword(one, args["keyword"]) for one in twins)) if arg is not None]
+    return [Splice(*source.place(name), args["to"]) for name in names if name is not None]
+
+
+def _on_line(source: Source, args: Args) -> list[cst.Call]:
+    """The call that the anchor means, and others of that very callee that begin on its line."""
+    meant = anchors.call(source, args)
+    if not args.get("line"):
+        return [meant]
+    inside, callee = anchors.within(source, args), source.code(meant.func)
+    line = source.position(source.place(meant).start)[0]
+    return [
+        node
+        for node in source.of(cst.Call)
+        if node is meant
+        or (inside(node) and source.position(source.place(node).start)[0] == line and source.code(node.func) == callee)
+    ]
+
+
+def _outermost(splices: list[Splice]) -> list[Splice]:
+    """Without what lies inside another one (a call in the value of a keyword that goes)."""
+    return [
+        one
+        for one in splices
+        if not any(other is not one and other.start <= one.start and one.end <= other.end for other in splices)
+    ]
 
 
 def _keyword(node: cst.Call, name: str) -> cst.Arg | None:
