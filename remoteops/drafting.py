@@ -88,7 +88,7 @@ class Planner:
             return Fix(recipe.id, recipe.title, recipe.why, recipe.reference, (identity(finding),), placed)
         edit = recipes.mechanical(finding)
         if edit is None:
-            raise PatchError(f"no fix is known for this {finding['kind']}: {finding['symbol']} ({finding['detail']})")
+            raise PatchError(f"no fix is known ({finding['detail']}); mend it by hand")
         pair = ((finding["file"], _placed(edit, finding)),)
         self._enter(pair)
         return Fix(

@@ -75,9 +75,8 @@ def outcome(console: Console, host: str, document: Mapping[str, Any]) -> int:
         console.document({**document, "host": host})
         return code
     if document["already"]:
-        console.say(
-            f"{host}: nothing to do, it is patched already" if document.get("done") else f"{host}: nothing to patch"
-        )
+        nothing = "nothing that can be patched" if left else "nothing to patch"
+        console.say(f"{host}: {'nothing to do, it is patched already' if document.get('done') else nothing}")
     else:
         files = document["changed"]
         console.say(f"{host}: patched {len(files)} file(s): {', '.join(files)}", style="green")
@@ -87,7 +86,10 @@ def outcome(console: Console, host: str, document: Mapping[str, Any]) -> int:
             breaks = document["proof"]["audit"]["breaks"]
             left_over = f"{breaks} break{'s' if breaks > 1 else ''} left" if breaks else "no break left"
             console.say(f"proved: audited again, {left_over}{tail}")
-    remaining(console, left)
+    if document.get("done"):  # else the plan has named them just before
+        remaining(console, left)
+    elif code:
+        console.say("what is named above as not patched is still broken", style="yellow")
     return code
 
 
