@@ -308,6 +308,7 @@ def _engine(
             tensor_parallel=int(job["tensor_parallel"]),
             layers=found["layers"],
             num_layers=found["shape"]["num_layers"],
+            force=force,
         ),
         findings=breaks,
     )

@@ -349,7 +349,8 @@ ALL = Capabilities(
         (ALL._replace(last_layer=None), {}, "generator"),
         (ALL._replace(last_layer=None, generator=False), {}, "connector"),
         (ALL._replace(last_layer=None), {"breaks": 3}, "connector"),
-        (ALL._replace(last_layer=False), {"requested": "connector"}, "connector"),
+        (ALL._replace(last_layer=False), {"requested": "connector", "force": True}, "connector"),
+        (ALL._replace(last_layer=None, connector=None), {"requested": "connector"}, "connector"),
         (ALL, {"requested": "generator-stock"}, "generator-stock"),
     ],
 )
@@ -374,6 +375,9 @@ def test_the_engine_follows_from_what_was_found(found: Capabilities, settings: d
         (ALL._replace(connector=False, generator=False), {}, "MissingPackage"),
         (ALL._replace(generator=False), {"requested": "generator"}, "MissingPackage"),
         (ALL, {"requested": "quantum"}, "UsageError"),
+        (ALL._replace(connector=False), {"requested": "connector"}, "AuditBroken"),
+        (ALL._replace(last_layer=False), {"requested": "connector"}, "AuditBroken"),
+        (ALL._replace(first_layer=False), {"requested": "connector", "layers": [0, 4, 8]}, "AuditBroken"),
     ],
 )
 def test_no_engine_is_an_error_that_says_what_to_do(found: Capabilities, settings: dict[str, Any], kind: str) -> None:

@@ -186,14 +186,16 @@ def choose(
     tensor_parallel: int,
     layers: Sequence[int],
     num_layers: int,
+    force: bool = False,
 ) -> Tuple[str, List[str]]:
     """The engine for a run and why, in words: (engine, reasons). A pure function of what was found.
 
     ``breaks``: how many of the audit's findings stop the generator (None: not audited). ``auto`` prefers the
     connector, which vLLM maintains and which needs no patch; it takes the generator when the connector is missing, or
     does not capture an id that was asked for, or cannot run this TP. Raises AgentError: UsageError for an unknown
-    name, AuditBroken when only the generator is left and the audit found breaks, MissingPackage when there is no
-    engine at all. A named engine is taken as named, with the reasons that speak against it.
+    name, AuditBroken when only the generator is left and the audit found breaks or when the connector is named and
+    cannot do it (not with ``force``), MissingPackage when there is no engine at all. Else a named engine is taken as
+    named, with the reasons that speak against it.
     """
     against = []
     if found.connector is not True:
@@ -208,6 +210,14 @@ def choose(
         against.append("this vLLM's code for the model cannot give the embeddings (id 0)")
     if requested in ("generator", "generator-stock", "connector"):
         if requested == "connector":
+            sure = found.connector is False or len(against) > (found.connector is not True)
+            if sure and not force:
+                raise AgentError(
+                    "AuditBroken",
+                    "the connector would fail after the model is loaded: %s" % "; ".join(against),
+                    tried="--engine connector",
+                    hint="other --layers, or --engine auto; --force starts it all the same",
+                )
             return requested, ["--engine connector", *against]
         if found.generator is False:
             raise AgentError(
