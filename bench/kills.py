@@ -216,13 +216,13 @@ class Trial:
         return run
 
     def one_start(self, disk: Path, out: Path) -> None:
-        """Start (or resume), disturb up to three times, the last time deadly unless the run is through before."""
+        """Start (or resume), disturb up to five times, the last time deadly unless the run is through before."""
         run = self.start(disk / "state", out)
         room = self.options.moments - len(self.moments)
-        gentle = [self.draw.choice(("supervisor", "disk")) for _ in range(self.draw.choice((1, 2, 2, 3)))]
+        gentle = [self.draw.choice(("supervisor", "disk")) for _ in range(self.draw.choice((2, 3, 4)))]
         plan = [*gentle, self.draw.choice(("worker", "engine"))][-room:]
         have = self.samples(out)
-        share = (self.options.rows - have) / max(1.0, room / 3)  # what this start may get done
+        share = (self.options.rows - have) / max(1.0, room / 4)  # what this start may get done
         targets = sorted(have + self.draw.random() * share for _ in plan)
         loading = self.draw.random() < 0.3
         began = time.monotonic()
