@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from remoteops.command import Session
-from remoteops.errors import MissingPackage, UsageError
+from remoteops.console import Console
+from remoteops.errors import MissingPackage, RemoteOpsError, UsageError
 
 if TYPE_CHECKING:
     from remoteops.inventory import Host
@@ -41,18 +42,54 @@ def probing(session: Session, *, html: str, baseline: str, **options: Any) -> in
 def patching(
     session: Session, *, only: tuple[str, ...], model: str | None, yes: bool, dry_run: bool, force: bool
 ) -> int:
-    """Audit, plan, show, ask, apply, prove, on each host in turn (each has its own diff to read)."""
-    return max(_patch(session, host, only, model, yes, dry_run, force) for host in session.hosts)
+    """Audit, plan, show, ask, apply, prove, on each host in turn (each has its own diff to read).
+
+    Of several hosts one that fails does not keep the others from their turn; the worst exit code counts.
+    """
+    hosts = session.hosts
+    if len(hosts) == 1:
+        return _patch(session.console, hosts[0], only, model, yes, dry_run, force)
+    codes: dict[str, int] = {}
+    entries: list[dict[str, Any]] = []
+    for host in hosts:
+        console = _Kept() if session.console.json else session.console
+        console.say(f"── {host.name} ".ljust(60, "─"))
+        key = "result"
+        try:
+            codes[host.name] = _patch(console, host, only, model, yes, dry_run, force)
+        except RemoteOpsError as error:
+            console.error(error)
+            codes[host.name], key = error.exit_code, "error"
+        if isinstance(console, _Kept):
+            entries.append({"host": host.name, "exit_code": codes[host.name], key: console.kept})
+    worst, failing = max(codes.values()), [name for name, code in codes.items() if code]
+    if session.console.json:
+        found = {"schema": "remoteops.fleet/1", "exit_code": worst, "failing": failing, "hosts": entries}
+        session.console.document(found)
+        return worst
+    told = f"; not: {', '.join(failing)}" if failing else ""
+    session.console.say(f"{len(hosts) - len(failing)} of {len(hosts)} hosts fine{told}")
+    return worst
+
+
+class _Kept(Console):
+    """A console that keeps a host's document for the one of all hosts."""
+
+    def __init__(self) -> None:
+        super().__init__(json=True)
+        self.kept: dict[str, Any] | None = None
+
+    def document(self, value: dict[str, Any]) -> None:
+        self.kept = value
 
 
 def _patch(
-    session: Session, host: Host, only: tuple[str, ...], model: str | None, yes: bool, dry_run: bool, force: bool
+    console: Console, host: Host, only: tuple[str, ...], model: str | None, yes: bool, dry_run: bool, force: bool
 ) -> int:
     from remoteops import patch
     from remoteops.console import changes
     from remoteops.remote import open_agent
 
-    console = session.console
     with open_agent(host) as agent:
         planned = patch.plan(host, only=only, model=model, agent=agent)
         if not planned.done:
@@ -72,14 +109,14 @@ def _patch(
                 tried="a question on the terminal",
                 hint="answer y, or pass --yes where there is no terminal",
             )
-        done = patch.apply(host, planned, force=force, agent=agent, on_event=_phases(session))
+        done = patch.apply(host, planned, force=force, agent=agent, on_event=_phases(console))
     return changes.outcome(console, host.name, {**done.as_dict(), "done": planned.done})
 
 
-def _phases(session: Session) -> Any:
+def _phases(console: Console) -> Any:
     def tell(event: dict[str, Any]) -> None:
         if event.get("event") == "phase":
-            session.console.note(f"{event['phase']} ...")
+            console.note(f"{event['phase']} ...")
 
     return tell
 
