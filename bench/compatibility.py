@@ -239,13 +239,14 @@ def page(results: dict[str, Any]) -> str:
 def engines() -> list[str]:
     """The section of bench/engines.json and bench/kills.json."""
     runs = json.loads(ENGINES.read_text()) if ENGINES.exists() else []
-    text = [ENGINES_HEAD, "| engine | vLLM | model | ranks | format | prompts | preemptions | largest relative error |"]
-    text.append("|---|---|---|---|---|---|---|---|")
+    text = [ENGINES_HEAD, "| engine | vLLM | model | ranks | format | prompts | tokens | preemptions | largest relative error |"]
+    text.append("|---|---|---|---|---|---|---|---|---|")
     for r in runs:
         notes = [f"speculators {r['speculators']}"] if r["speculators"] else []
         notes += ["runner completed"] if r.get("completed_runner") else []
         name = f"{r['engine']} ({', '.join(notes)})" if notes else r["engine"]
         cells = [name, r["vllm"], r["shape"], r["tensor_parallel"], r["format"], f"{r['compared']} of {r['rows']}"]
+        cells.append(r["tokens"])
         text.append(f"| {' | '.join(map(str, cells))} | {r['preemptions']} | {r['max_relative_error']:.1e} |")
     kills = json.loads(KILLS.read_text()) if KILLS.exists() else []
     if not kills:
@@ -256,7 +257,8 @@ def engines() -> list[str]:
     for r in kills:
         what = ", ".join(f"{number} {kind}" for kind, number in r["kinds"].items())
         cells = [f"{r['engine']}, {r['format']}", f"{r['moments']} ({r['while_loading']} while loading)", what]
-        same = f"{'yes' if r['as_undisturbed'] else 'NO'}, values within {r['largest_difference']:.1e}"
+        worst = r["largest_difference"]
+        same = f"{'yes' if r['as_undisturbed'] else 'NO'}, {f'values within {worst:.1e}' if worst else 'to the last bit'}"
         text.append(f"| {' | '.join(cells)} | {r['files_compared']} | {len(r['partial_files'])} | {same} |")
     return [*text, ""]
 
@@ -303,12 +305,12 @@ ENGINES_HEAD = """\
 ## The engines of remoteops on the CPU
 
 Made by `bench/engines.py`, float32, every prompt recomputed with transformers: a mix of 1 to 1600 tokens
-(max_model_len - 1) with shared prefixes and twins under a budget of 512 tokens a step, at most 64 of one prompt a step,
-and so small a KV cache that vLLM preempts (its own count is shown); then 64 prompts in one step; then one alone. The
-number is the largest of |engine - transformers| / |transformers| over a prompt's state at a layer. `generator` runs
-with the consumer as `fab patch` leaves it. *runner completed*: the CPU runner of vLLM 0.18 to 0.21 supports no
-extract_hidden_states; what its GPU runner does there is added for the trial (`bench/cpu_runner.py`). *bare* is told
-above.
+(max_model_len - 1; 1501 where 13493 tokens are told) with shared prefixes and twins under a budget of 512 tokens a
+step, at most 64 of one prompt a step, and so small a KV cache that vLLM preempts (its own count is shown); then 64
+prompts in one step; then one alone. The number is the largest of |engine - transformers| / |transformers| over a
+prompt's state at a layer. `generator` runs with the consumer as `fab patch` leaves it. *runner completed*: the CPU
+runner of vLLM 0.18 to 0.21 supports no extract_hidden_states; what its GPU runner does there is added for the trial
+(`bench/cpu_runner.py`). *bare* is told above.
 """
 KILLS_HEAD = """\
 Made by `bench/kills.py`: SIGKILL of a worker, the engine or the supervisor, or a disk filled to the last byte, at

@@ -13,6 +13,8 @@ page.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import random
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,7 @@ def main() -> int:
     parser.add_argument("--format", default="safetensors", choices=["safetensors", "speculators-v1"])
     parser.add_argument("--layers", type=json.loads, default=[0, 2, 5, LAYERS])
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "remoteops-engines")
+    parser.add_argument("--lock", default="", help="a file that is locked while vLLM runs")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -128,8 +132,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
-        log = options.work / "last.log"
-        with log.open("wb") as stream:
+        log = options.work / f"last-{os.getpid()}.log"
+        with log.open("wb") as stream, locked(options.lock):
             done = subprocess.run(
                 [options.python, __file__, "--child", json.dumps(job)],
                 env=environment,
@@ -142,6 +146,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     if done.returncode or not lines:
         return {**job, "error": f"status {done.returncode}", "log": log.read_text(errors="replace")[-2500:]}
     return dict(json.loads(lines[-1]))
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Hold ``path`` locked ("" for none): several of these on one machine, one vLLM at a time."""
+    if not path:
+        yield
+        return
+    with Path(path).open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def planned(options: argparse.Namespace, folder: Path) -> str:
@@ -232,7 +247,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "max_length": LONGEST,
         "max_batched_tokens": BUDGET,
         "out": str(out),
-        "engine_args": small_cache(job["engine"]),
+        "engine_args": small_cache(job["engine"], job["tensor_parallel"]),
         "disk_reserve": 1 << 20,
         "seed": 0,
     }
@@ -283,7 +298,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def small_cache(engine: str) -> dict[str, Any]:
+def small_cache(engine: str, ranks: int) -> dict[str, Any]:
     """Arguments under which vLLM has to preempt: many prompts begun, short chunks, hardly any blocks, and no promise
     that a prompt which begins has room to its end (newer releases make one)."""
     from vllm.config import SchedulerConfig
@@ -299,6 +314,9 @@ def small_cache(engine: str) -> dict[str, Any]:
         chosen["scheduler_reserve_full_isl"] = False
     if engine == "connector":
         chosen["disable_log_stats"] = False  # its counters are the proof
+        if ranks == 1:  # everything in one process: two imports of vLLM less
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+            chosen["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
         import cpu_runner
 
         if cpu_runner.needed():
