@@ -239,7 +239,8 @@ def page(results: dict[str, Any]) -> str:
 def engines() -> list[str]:
     """The section of bench/engines.json and bench/kills.json."""
     runs = json.loads(ENGINES.read_text()) if ENGINES.exists() else []
-    text = [ENGINES_HEAD, "| engine | vLLM | model | ranks | format | prompts | tokens | preemptions | largest relative error |"]
+    text = [ENGINES_HEAD]
+    text.append("| engine | vLLM | model | ranks | format | prompts | tokens | preemptions | largest relative error |")
     text.append("|---|---|---|---|---|---|---|---|---|")
     for r in runs:
         notes = [f"speculators {r['speculators']}"] if r["speculators"] else []
@@ -258,7 +259,8 @@ def engines() -> list[str]:
         what = ", ".join(f"{number} {kind}" for kind, number in r["kinds"].items())
         cells = [f"{r['engine']}, {r['format']}", f"{r['moments']} ({r['while_loading']} while loading)", what]
         worst = r["largest_difference"]
-        same = f"{'yes' if r['as_undisturbed'] else 'NO'}, {f'values within {worst:.1e}' if worst else 'to the last bit'}"
+        same = "yes, " if r["as_undisturbed"] else "NO, "
+        same += f"values within {worst:.1e}" if worst else "to the last bit"
         text.append(f"| {' | '.join(cells)} | {r['files_compared']} | {len(r['partial_files'])} | {same} |")
     return [*text, ""]
 
