@@ -316,3 +316,16 @@ def test_many_small_pieces_take_few_objects():
     for _ in range(100_000):
         pipe.feed(b"x")
     assert len(pipe._pieces) <= 2 and pipe.read(1 << 20) == b"x" * 100_000
+
+
+def test_a_descriptor_is_not_let_go_while_the_reading_thread_may_wait_on_it(pair):
+    """Its number would belong to the next connection, and the reader would wait for that one's bytes."""
+    wire, over = Wire(pair[0]), threading.Event()
+    wire.reader = threading.Thread(target=over.wait)
+    wire.reader.start()
+    wire.close()
+    assert pair[0].fileno() != -1 and pair[1].recv(1) == b""
+    over.set()
+    wire.reader.join()
+    wire.close()
+    assert pair[0].fileno() == -1

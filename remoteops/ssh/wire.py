@@ -35,6 +35,7 @@ class Wire:
         self.heard = time.monotonic()
         self._buffer = memoryview(bytearray(READ))
         self._at = self._end = 0  # what lies in the buffer and was not taken
+        self.reader: threading.Thread | None = None
         self.head = b""  # the first bytes that came: what a server says that is no sshd
 
     @property
@@ -100,12 +101,17 @@ class Wire:
         return self._sock.getpeername() if hasattr(self._sock, "getpeername") else ("", 0)
 
     def close(self) -> None:
-        if isinstance(self._sock, socket.socket):
-            try:
-                self._sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # not connected any more: closing is all that is left
-        self._sock.close()
+        """End the connection for whoever waits on it. The descriptor itself goes only when ``reader`` is not using it:
+        its number may belong to another connection a moment later, and the reader would then wait for that one."""
+        if not isinstance(self._sock, socket.socket):
+            self._sock.close()
+            return
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # not connected any more: closing is all that is left
+        if self.reader is None or self.reader is threading.current_thread() or not self.reader.is_alive():
+            self._sock.close()
 
 
 class LinkTransport(paramiko.Transport):  # type: ignore[misc]
@@ -121,6 +127,7 @@ class LinkTransport(paramiko.Transport):  # type: ignore[misc]
         self._later: list[Any] = []
         self.wire = wire
         super().__init__(wire, packetizer_class=Packetizer)
+        wire.reader = self
         self.packetizer.on_other_keys = self._on_other_keys
         self.daemon = True
 
@@ -197,8 +204,9 @@ class LinkTransport(paramiko.Transport):  # type: ignore[misc]
         self.active = False
         self.packetizer.close()
         self.wire.close()
-        if threading.current_thread() is not self:
+        if threading.current_thread() is not self and self.is_alive():
             self.join(5)
+            self.wire.close()
 
 
 def _on_request(channel: paramiko.Channel, message: paramiko.Message) -> None:
