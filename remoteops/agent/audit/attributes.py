@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Callable, Dict, List, Optional
 
+from remoteops.agent.audit.abstract import served_by_metaclass
 from remoteops.agent.audit.bases import base_names
 from remoteops.agent.audit.classes import Member
 from remoteops.agent.audit.constructors import Constructors
@@ -335,7 +336,8 @@ class Attributes(ModuleValues):
             )
         if has:
             return Hit(option, "found", Unknown(reach, name), info.dotted + "." + name)
-        if has is None:
+        reason = reason or served_by_metaclass(self.classes, info)
+        if has is None or reason:
             return Hit(option, "unsure", Unknown(reach, name), info.dotted + "." + name, reason)
         if self.constructors.family(info) != "plain" and name.startswith("__"):
             return Hit(option, "found", Unknown(reach, name), info.dotted + "." + name)

@@ -84,6 +84,16 @@ _STANDARD = {
 }
 
 
+_STARRED = {"typing", "enum", "dataclasses", "abc", "math", "os.path", "itertools", "operator", "warnings", "copy"}
+# What the host's Python may have in typing and the agent's has not.
+_NEWER_TYPING = set(
+    "Concatenate LiteralString Never NotRequired ParamSpec ParamSpecArgs ParamSpecKwargs ReadOnly Required Self "
+    "TypeAlias TypeAliasType TypeGuard TypeIs TypeVarTuple Unpack assert_never assert_type clear_overloads "
+    "dataclass_transform get_overloads get_protocol_members is_protocol is_typeddict override reveal_type NoDefault "
+    "NewType evaluate_forward_ref TypeForm".split()
+)
+
+
 def known_base(name: str) -> bool:
     """Whether the attributes of an external base are known."""
     return name in KNOWN_BASES or _standard(name) is not None
@@ -100,6 +110,15 @@ def _standard(name: str) -> Optional[type]:
         getattr(importlib.import_module(module), last, None) if module in _STANDARD else getattr(builtins, name, None)
     )
     return found if isinstance(found, type) else None
+
+
+def standard_exports(module: str) -> Optional[Set[str]]:
+    """What ``from module import *`` brings, for a few modules of Python's own library that are safe to load."""
+    if module not in _STANDARD | _STARRED:
+        return None
+    loaded = importlib.import_module(module)
+    newer = _NEWER_TYPING if module == "typing" else set()
+    return set(getattr(loaded, "__all__", [n for n in vars(loaded) if not n.startswith("_")])) | newer
 
 
 def base_names(name: str) -> Set[str]:

@@ -6,6 +6,7 @@ import ast
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from remoteops.agent.audit import sites as S
+from remoteops.agent.audit.abstract import left_open
 from remoteops.agent.audit.callees import Callee
 from remoteops.agent.audit.contents import fixed_in_module, loose_names
 from remoteops.agent.audit.flow import FlowScope
@@ -117,7 +118,7 @@ class CallSites(Keeper):
             self.settle(site, S.UNRESOLVED, "arguments are passed on as *args or **kwargs whose content is not known")
         elif self._hands_on(site, judged, node, scope):
             pass
-        else:
+        elif not self._abstract(site, judged):
             self.settle(site, S.OK)
             signatures = [c.signature for c, _o in outcomes if c.signature is not None]
             dropped = [name for signature in signatures for name in _dropped(signature, site.shape)]
@@ -131,6 +132,26 @@ class CallSites(Keeper):
                 self.settle(site, S.RISK, note, problems)
         if not self.muted and not self.dead:
             self.calls_met.append((site, node, option, callee, scope))
+
+    def _abstract(self, site: Site, judged: List[Tuple[Value, Callee]]) -> bool:
+        """A class of the provider is made whose abstract methods nobody defines."""
+        option = judged[0][0]
+        if len(judged) != 1 or not isinstance(option, ClassValue) or not option.exact:
+            return False
+        if not self.in_provider(option.info.module):
+            return False
+        line = self.classes.lineage(option.info)
+        missing = [] if line.open else left_open(self.classes, option.info, list(line.classes))
+        if not missing:
+            return False
+        name, unit = missing[0].name, missing[0].unit
+        text = "Can't instantiate abstract class %s without an implementation for abstract method '%s'"
+        at = "%s:%d" % (missing[0].owner.module.file, unit.line if unit is not None else 1)
+        now = "%s is abstract in %s" % (name, missing[0].owner.name)
+        message = text % (option.info.name, name)
+        problem = Problem("override-mismatch", name, error="TypeError", message=message, now=now, now_at=at)
+        self.settle(site, S.BREAK, "", (problem,))
+        return True
 
     def _hands_on(self, site: Site, judged: List[Tuple[Value, Callee]], node: ast.Call, scope: FlowScope) -> bool:
         """Judges what the callees hand on as ``*args`` and ``**kwargs``. True when that settles the call."""

@@ -267,6 +267,8 @@ class Conditions(Evaluator):
         ):
             kinds = self.quiet(test.args[1], scope)
             parts = [p for o in options(kinds) for p in (o.parts or () if isinstance(o, Sequence) else (o,))]
+            if self._cannot_be(self.quiet(test.args[0], scope), parts):
+                return False
             if parts and all(isinstance(p, (ClassValue, External)) for p in parts):
                 self.refine(
                     test.args[0],
@@ -277,6 +279,16 @@ class Conditions(Evaluator):
         if test.args and isinstance(test.args[0], (ast.Name, ast.Attribute)):
             self._type_guard(test, truth, scope)
         return True
+
+    def _cannot_be(self, value: Value, kinds: List[Value]) -> bool:
+        """Whether objects whose classes are known exactly are of none of some classes."""
+        wanted = {id(k.info) for k in kinds if isinstance(k, ClassValue)}
+        lines = [
+            self.classes.lineage(o.info) for o in options(value) if isinstance(o, Instance) and o.exact and not o.items
+        ]
+        if len(wanted) != len(kinds) or not kinds or len(lines) != len(options(value)):
+            return False
+        return not any(line.open or any(id(c) in wanted for c in line.classes) for line in lines)
 
     def _type_guard(self, test: ast.Call, truth: bool, scope: FlowScope) -> None:
         """A function declared ``-> TypeGuard[X]`` or ``TypeIs[X]`` that came out true says what its argument is."""

@@ -55,8 +55,8 @@ class Ducks:
             paths |= {path} if path else set()
             owners += holders
         given = self._given(stores)
-        if not receivers and not any(self.recorder.touches(o) for s in stores for o in options(s.base)):
-            return  # nothing says that it belongs to this provider
+        if not receivers and not any(self._belongs(s) for s in stores):
+            return  # nothing says that it is put on an object of this provider
         if not receivers:
             receivers, owners = self._search(function, stores[0].node.attr, paths, set(given))
         unique = self._plausible(
@@ -72,6 +72,11 @@ class Ducks:
         if bound and node.args.args:
             self._walk(function, node.args.args[0].arg, join([Instance(c, True) for c in unique]), given)
         self._calls_of(function, stores[0].node.attr, unique, owners, paths, bound)
+
+    def _belongs(self, store: Store) -> bool:
+        store.module.bindings  # noqa: B018 - fills imported
+        imported = any(source.split(".")[0] == self.provider for source, _guards in store.module.imported)
+        return imported or any(self.recorder.touches(o) for o in options(store.base))
 
     def _asked(self, function: FunctionInfo, given: Set[str]) -> List[str]:
         """Attributes that the function reads off its first parameter and nobody in the consumer puts there."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from remoteops.agent.audit.callees import Callees
 from remoteops.agent.audit.classes import Classes
@@ -141,7 +141,9 @@ class Evaluator(Callees):
         if isinstance(node, ast.Subscript):
             return self._subscripted(node, scope)
         if isinstance(node, ast.Await):
-            return self.awaited(self.evaluate(node.value, scope))
+            value = self.evaluate(node.value, scope)
+            self.on_operation(node, value, ("__await__",), scope)
+            return self.awaited(value)
         if isinstance(node, ast.Lambda):
             self.enter_lambda(node, scope)
             return LambdaValue(node, scope)
@@ -203,9 +205,8 @@ class Evaluator(Callees):
     def eval_compare(self, node: ast.Compare, scope: Scope) -> Value:
         left = self.evaluate(node.left, scope)
         rights = [self.evaluate(c, scope) for c in node.comparators]
-        if len(rights) == 1:
-            return compare(left, node.ops[0], rights[0])
-        return UNKNOWN
+        outcome = compare(left, node.ops[0], rights[0]) if len(rights) == 1 else UNKNOWN
+        return Unknown(False, "version") if outcome == UNKNOWN and _names_version(node) else outcome
 
     def bind_name(self, target: ast.expr, value: Value, scope: Scope) -> None:
         """An assignment expression; scopes that follow assignments on demand need nothing."""
@@ -213,8 +214,12 @@ class Evaluator(Callees):
     def enter_lambda(self, node: ast.Lambda, scope: Scope) -> None:
         """A lambda is met; the walk looks into it."""
 
+    def on_operation(self, node: ast.AST, value: Value, names: Tuple[str, ...], scope: Scope) -> None:
+        """An operation that needs one of several special methods is met."""
+
     def _subscripted(self, node: ast.Subscript, scope: Scope) -> Value:
         value = self.evaluate(node.value, scope)
+        self.on_operation(node, value, ("__getitem__",), scope)
         index = self.evaluate(node.slice, scope)
         found: List[Value] = []
         for option in options(value):
@@ -334,6 +339,10 @@ class Evaluator(Callees):
                 else Unknown(source.split(".")[0] == self.provider, source + "." + alias.name)
             )
         return UNKNOWN
+
+
+def _names_version(node: ast.AST) -> bool:
+    return any("version" in str(getattr(n, "attr", getattr(n, "id", ""))).lower() for n in ast.walk(node))
 
 
 def _binds(target: ast.AST, name: str) -> bool:

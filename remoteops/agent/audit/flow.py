@@ -7,7 +7,7 @@ from typing import Any, FrozenSet, List, Optional, Set
 
 from remoteops.agent.audit.conditions import Conditions
 from remoteops.agent.audit.contents import after
-from remoteops.agent.audit.flowscope import FlowScope, exceptions
+from remoteops.agent.audit.flowscope import FlowScope, exceptions, only_our_imports
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo, Index
 from remoteops.agent.audit.modules import Module, handler_catches, is_type_checking, last_name
 from remoteops.agent.audit.signatures import unparse
@@ -26,7 +26,6 @@ from remoteops.agent.audit.values import (
     options,
 )
 
-IMPORTS = frozenset({"ImportError", "ModuleNotFoundError"})
 CAUGHT = tuple(
     "ImportError ModuleNotFoundError AttributeError TypeError ValidationError ValueError RuntimeError Exception "
     "BaseException".split()
@@ -55,6 +54,10 @@ class Flow(Conditions):
         raise NotImplementedError
 
     def on_class(self, info: ClassInfo, scope: FlowScope) -> None:
+        raise NotImplementedError
+
+    def on_use(self, node: ast.Attribute, scope: FlowScope) -> None:
+        """An attribute is deleted or added to: it must be there."""
         raise NotImplementedError
 
     def walk_module(self, module: Module) -> None:
@@ -150,7 +153,7 @@ class Flow(Conditions):
         elif isinstance(node, ast.AugAssign):
             self.evaluate(node.value, scope)
             if isinstance(node.target, ast.Attribute):
-                self.evaluate(node.target.value, scope)
+                self.on_use(node.target, scope)
             elif isinstance(node.target, ast.Name):
                 scope.names[node.target.id] = after(scope.get(node.target.id) or UNKNOWN, node, {})
         elif isinstance(node, ast.Expr):
@@ -166,7 +169,10 @@ class Flow(Conditions):
         elif isinstance(node, ast.If):
             return self._if(node, scope)
         elif isinstance(node, (ast.For, ast.AsyncFor)):
-            value = self.iterated(self.evaluate(node.iter, scope))
+            value = self.evaluate(node.iter, scope)
+            wanted = ("__aiter__",) if isinstance(node, ast.AsyncFor) else ("__iter__", "__getitem__")
+            self.on_operation(node.iter, value, wanted, scope)
+            value = self.iterated(value)
             if isinstance(node, ast.AsyncFor):
                 value = join(
                     [
@@ -194,6 +200,8 @@ class Flow(Conditions):
             for target in node.targets:
                 if isinstance(target, ast.Name):
                     scope.names.pop(target.id, None)
+                elif isinstance(target, ast.Attribute):
+                    self.on_use(target, scope)
                 elif isinstance(target, ast.Subscript):
                     self.change(target.value, target, {}, scope)
         elif node.__class__.__name__ == "Match":
@@ -226,7 +234,8 @@ class Flow(Conditions):
             key = unparse(target)
             for other in [k for k in scope.refined if k.startswith(key + ".")]:
                 del scope.refined[other]
-            scope.refined[key] = value
+            if "(" not in key:  # each call makes another object
+                scope.refined[key] = value
         elif isinstance(target, ast.Subscript):
             self.evaluate(target.value, scope)
             self.evaluate(target.slice, scope)
@@ -282,6 +291,8 @@ class Flow(Conditions):
         for item in node.items:
             value = self.evaluate(item.context_expr, scope)
             call = item.context_expr
+            wanted = "__aenter__" if isinstance(node, ast.AsyncWith) else "__enter__"
+            self.on_operation(call, value, (wanted,), scope)
             if isinstance(call, ast.Call) and last_name(call.func) in ("suppress", "raises"):
                 guards.update(last_name(a) for a in call.args)
             if item.optional_vars is not None:
@@ -316,7 +327,7 @@ class Flow(Conditions):
             after = before.fork()
             for name, value in inside.names.items():
                 after.names.setdefault(name, value)
-            unreachable = not broken and self._only_our_imports(node, handler)
+            unreachable = not broken and only_our_imports(node, handler, self.provider)
             if unreachable:
                 self.dead += 1
             self.handling += 1
@@ -334,24 +345,6 @@ class Flow(Conditions):
             scope.take(ends)
         closed = not ends
         return self.walk(node.finalbody, scope) or closed
-
-    def _only_our_imports(self, node: Any, handler: ast.ExceptHandler) -> bool:
-        """Whether a handler is there for imports from our trees, all of which succeed."""
-        if handler_catches(handler, {"ValueError", "KeyError"}) and not handler_catches(handler, {"ImportError"}):
-            return False
-        if not handler_catches(handler, set(IMPORTS)):
-            return False
-        sources: List[str] = []
-        for statement in node.body:
-            if isinstance(statement, ast.Import):
-                sources.extend(a.name for a in statement.names)
-            elif isinstance(statement, ast.ImportFrom):
-                sources.append(statement.module or "" if not statement.level else self.provider)
-            elif not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr)) or any(
-                isinstance(n, ast.Call) for n in ast.walk(statement)
-            ):
-                return False
-        return bool(sources) and all(s.split(".")[0] == self.provider for s in sources)
 
     def _nested(self, node: Any, scope: FlowScope) -> None:
         unit = unit_of(scope.module.source, node)

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from remoteops.agent.audit.evaluate import Evaluator, Scope
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo
-from remoteops.agent.audit.modules import Module
+from remoteops.agent.audit.modules import Module, handler_catches
 from remoteops.agent.audit.values import (
     UNKNOWN,
     ClassValue,
@@ -20,6 +20,8 @@ from remoteops.agent.audit.values import (
     join,
     options,
 )
+
+IMPORTS = frozenset({"ImportError", "ModuleNotFoundError"})
 
 
 class FlowScope(Scope):
@@ -93,3 +95,22 @@ def exceptions(raised: Value) -> Value:
         else:
             found.append(option if isinstance(option, Unknown) else UNKNOWN)
     return join(found)
+
+
+def only_our_imports(node: Any, handler: ast.ExceptHandler, provider: str) -> bool:
+    """Whether a handler is there for imports from our trees, all of which succeed."""
+    if handler_catches(handler, {"ValueError", "KeyError"}) and not handler_catches(handler, {"ImportError"}):
+        return False
+    if not handler_catches(handler, set(IMPORTS)):
+        return False
+    sources: List[str] = []
+    for statement in node.body:
+        if isinstance(statement, ast.Import):
+            sources.extend(a.name for a in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            sources.append(statement.module or "" if not statement.level else provider)
+        elif not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr)) or any(
+            isinstance(n, ast.Call) for n in ast.walk(statement)
+        ):
+            return False
+    return bool(sources) and all(s.split(".")[0] == provider for s in sources)

@@ -7,6 +7,7 @@ import re
 from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple, Union
 
 from remoteops.agent.audit import lazy
+from remoteops.agent.audit.bases import standard_exports
 from remoteops.agent.audit.definitions import ClassInfo, FunctionInfo, Symbol, is_overload
 from remoteops.agent.audit.modules import BRANCH, HANDLER, TYPING, Binding, Module
 from remoteops.agent.audit.packages import Tree
@@ -247,6 +248,9 @@ class Index:
 
     def _from_star(self, star: str, name: str, typing: bool, seen: Set[Tuple[str, str]]) -> Optional[Symbol]:
         if not self.knows(star):
+            exported = standard_exports(star)
+            if exported is not None:
+                return Symbol("external", star + "." + name) if name in exported else None
             return Symbol(
                 "dynamic",
                 star + "." + name,
@@ -298,6 +302,8 @@ class Index:
                 symbol = self._dotted(inner, name, seen) if self.exists(inner) else None
                 return symbol or Symbol("dynamic", dotted, module=module)
         typed = [b for b in bindings if TYPING in b.guards]
+        if typed and not module.replaced and name not in module.strings() and self._getattr_refuses(module):
+            return None
         if typed:
             return self._from_bindings(module, name, typed, True, seen) or Symbol("dynamic", dotted, module=module)
         imported = self._returned_by_getattr(module, name, seen)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
 from remoteops.agent.audit import sites as S
-from remoteops.agent.audit.classes import Member
+from remoteops.agent.audit.abstract import is_abstract, left_open
 from remoteops.agent.audit.flow import FlowScope
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo
-from remoteops.agent.audit.modules import last_name
 from remoteops.agent.audit.record import Recorder, Store
 from remoteops.agent.audit.signatures import (
     KEYWORD_ONLY,
@@ -238,25 +236,8 @@ class Overrides:
     # -- abstract methods --------------------------------------------------------------------------------------------
 
     def _abstract(self, info: ClassInfo, bases: List[ClassInfo], made: bool) -> None:
-        line = self.classes.lineage(info)
-        if not any(b in ("abc.ABC",) for b in line.external) and not any(
-            last_name(k.value) == "ABCMeta"
-            for c in line.classes
-            for k in getattr(self.classes.header(c), "keywords", [])
-        ):
-            return
-        missing: List[Member] = []
-        for base in bases:
-            for name in self.classes.own_names(base):
-                member = self.classes.member(info, name)
-                if (
-                    member is not None
-                    and member.owner is base
-                    and member.unit is not None
-                    and _is_abstract(member.unit)
-                ):
-                    missing.append(member)
-        if not missing or any(_is_abstract(u) for u in info.unit.body().units if u.kind == "def"):
+        missing = left_open(self.classes, info, bases)
+        if not missing or any(is_abstract(u) for u in info.unit.body().units if u.kind == "def"):
             return
         header = self.classes.header(info)
         assert header is not None
@@ -356,15 +337,3 @@ def _narrower(mine: Signature, theirs: Signature) -> str:
         if parameter.kind == KEYWORD_ONLY and parameter.required and parameter.name not in known and not flexible:
             return parameter.name
     return ""
-
-
-def _is_abstract(unit: Unit) -> bool:
-    masked = unit.source.masked
-    return (
-        masked[unit.start : unit.start + 1] == "@"
-        and re.search(
-            r"@(?:\w+\.)*abstract(?:method|property|classmethod|staticmethod)\b",
-            masked[unit.start : masked.find("def ", unit.start, unit.end)],
-        )
-        is not None
-    )

@@ -12,9 +12,9 @@ from remoteops.agent.audit.attributes import Hit
 from remoteops.agent.audit.flow import FlowScope
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo
 from remoteops.agent.audit.keep import Store
+from remoteops.agent.audit.operations import Operations
 from remoteops.agent.audit.signatures import unparse
 from remoteops.agent.audit.sites import Problem, Site
-from remoteops.agent.audit.specialcalls import SpecialCalls
 from remoteops.agent.audit.values import (
     NONE,
     BoundMethod,
@@ -37,7 +37,7 @@ MANY = 20
 NEARLY_ALL = 0.9  # of the classes that can stand somewhere: then it breaks for the user, whatever his class
 
 
-class Recorder(SpecialCalls):
+class Recorder(Operations):
     """Judges attributes, calls and stores as they are met."""
 
     # -- keeping -----------------------------------------------------------------------------------------------------
@@ -52,7 +52,11 @@ class Recorder(SpecialCalls):
         if not isinstance(node.ctx, ast.Load):
             return None
         found = self.looked_up(node, node.value, node.attr, base, scope)
-        return plain.marked(found, self.path_to(base) + "." + node.attr) if found is not None else None
+        if found is None or plain.names_of(found) is None:
+            return found
+        member = self.attribute(base, node.attr).hits[0].member
+        read = self.classes.function(member) if member is not None else None
+        return plain.marked(found, read or self.path_to(base) + "." + node.attr)
 
     def looked_up(
         self, node: ast.expr, receiver: ast.expr, name: str, base: Value, scope: FlowScope
@@ -293,6 +297,8 @@ class Recorder(SpecialCalls):
 
     def on_store(self, node: ast.Attribute, value: Value, scope: FlowScope) -> None:
         base = self.evaluate(node.value, scope)
+        if not self.muted and self.refused(node, base, scope):
+            return
         self.note_put(base, node.attr)
         if not self.recording or self.muted or self.dead:
             return
@@ -317,6 +323,9 @@ class Recorder(SpecialCalls):
         unknown = [o for o in options(base) if isinstance(o, (Unknown, ExternalInstance))]
         if callable_value and (touched or (unknown and any(isinstance(o, BoundMethod) for o in options(value)))):
             self.stores.append(Store(node, base, value, scope, site))
+
+    def on_use(self, node: ast.Attribute, scope: FlowScope) -> None:
+        self.looked_up(node, node.value, node.attr, self.evaluate(node.value, scope), scope)
 
     def on_class(self, info: ClassInfo, scope: FlowScope) -> None:
         if self.recording and not self.dead:

@@ -42,6 +42,8 @@ class SpecialCalls(CallSites):
         if isinstance(value, External) and node.args:
             if value.dotted == "getattr" and len(node.args) == 2 and not node.keywords:
                 self._getattr_site(node, scope)
+            elif value.dotted == "len":
+                self.on_operation(node, self.quiet(node.args[0], scope), ("__len__",), scope)
             elif value.dotted in IMPORTERS:
                 self._import_site(node, scope)
             elif value.dotted == "functools.partial":
