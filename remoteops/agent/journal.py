@@ -252,10 +252,11 @@ def refused(error: OSError, operation: str) -> AgentError:
         errno.EACCES: "the user may not write there: name its owner as user or sudo_user in inventory.yaml",
     }
     hints[errno.EPERM] = hints[errno.EACCES]
+    hints[errno.ENOENT] = hints[errno.ENOTDIR] = "no folder can be there: check state_dir and venv in inventory.yaml"
     return AgentError(
         "PatchError",
         "nothing was changed: %s: %s" % (error.strerror or error, error.filename or ""),
-        tried=operation,
+        tried={"apply": "apply the patch", "revert": "take the patch back"}.get(operation, operation),
         hint=hints.get(error.errno or 0, "look at the file and its folder"),
         errno=error.errno,
     )
