@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remoteops.agent import tail
+from remoteops.agent import follow, tail
 from remoteops.agent.follow import Lines
 from remoteops.agent.protocol import AgentError
 
@@ -43,13 +44,14 @@ class Log:
         os.truncate(self.path, 0)
 
     def read(self) -> bytes:
-        """All there is now: two empty reads in a row, as the follower does before it believes a rotation."""
+        """All there is now: empty reads in a row on one file, as the follower does before it believes a rotation."""
         out = b""
         quiet = 0
         while quiet < 3:
+            file = self.reader.file
             data = self.reader.read(7)
             out += data
-            quiet = 0 if data else quiet + 1
+            quiet = 0 if data or self.reader.file != file else quiet + 1
         return out
 
 
@@ -87,6 +89,20 @@ def test_several_rotations_between_two_looks_lose_nothing(log: Log) -> None:
         log.rotate()
         log.append(b"%d\n" % number)
     assert log.read() == b"2\n3\n4\n5\n"
+
+
+def test_the_end_of_a_run_is_told_though_its_log_was_rotated_empty_many_times(log: Log) -> None:
+    log.append(b"1\n")
+    assert log.read() == b"1\n"
+    for _ in range(4):
+        log.rotate()
+    log.append(b"2\n")
+    told: list[bytes] = []
+    follower = object.__new__(follow.Follower)
+    follower.reader, follower.lines, follower.sent = log.reader, follow.Lines(None, False), 0
+    follower.emit = lambda event, **fields: told.append(base64.b64decode(fields["b"]))
+    follower._drain()
+    assert b"".join(told) == b"2\n"
 
 
 def test_the_rest_of_a_copied_and_emptied_file_is_read_from_the_copy(log: Log) -> None:

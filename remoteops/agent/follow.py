@@ -157,10 +157,14 @@ class Follower:
         self.emit("log", b=base64.b64encode(data).decode("ascii"), **fields)
 
     def _drain(self) -> None:
-        """Everything that is left: a file may be rotated in the last moment, hence the second look."""
+        """Everything that is left: a file may be rotated in the last moment, hence the second look.
+
+        Going on to the next of several files is no quiet look, also when that one is empty.
+        """
         quiet = 0
         while quiet < 3:
-            quiet = 0 if self._pass_on() else quiet + 1
+            file = self.reader.file
+            quiet = 0 if self._pass_on() or self.reader.file != file else quiet + 1
         self._pass_on(last=True)
 
     def status(self, *, force: bool = False) -> Dict[str, Any]:

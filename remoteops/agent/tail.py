@@ -64,6 +64,11 @@ class LogReader:
     def is_open(self) -> bool:
         return self._fd is not None
 
+    @property
+    def file(self) -> Any:
+        """What is read now (device and inode): another after each rotation that was followed."""
+        return self._key if self._fd is not None else None
+
     def position(self, back: int = 0) -> Optional[Position]:
         """Where reading goes on; ``back`` bytes earlier (at most the last chunk, whose checksum is then left out)."""
         if self._fd is None:
