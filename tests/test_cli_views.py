@@ -84,6 +84,9 @@ def test_the_doctor_says_what_to_do_beside_what_is_wrong_and_ends_with_the_verdi
     assert lines[at + 1].strip() == f"-> {LONG}/bin/pip install torch"
     assert lines[at + 2].split() == ["-", "disk", "not", "looked", "at"]
     assert (code, lines[-1]) == (1, "gpu: not ready: packages")
+    fine = {**DOCTOR, "exit_code": 0, "layers": [{**DOCTOR["layers"][0], "state": "warning"}]}  # type: ignore[index]
+    _, lines = shown(tables.doctor, fine, width=None)
+    assert lines[-1] == "gpu: in order but for 1 warning; fab -H gpu probe says whether the libraries fit"
 
 
 def test_a_locale_without_our_signs_does_not_end_a_task(tmp_path: Path) -> None:

@@ -151,8 +151,10 @@ def doctor(console: Console, document: dict[str, Any]) -> int:
             told(console, " " * (width + 2) + "-> ", item["hint"], indent=9, first=False, style=style)
     failed = [item["layer"] for item in layers if item["state"] == "failed"]
     doubts = sum(item["state"] == "warning" for item in layers)
-    verdict = f"not ready: {', '.join(failed)}" if document["exit_code"] else "ready"
-    if doubts and not document["exit_code"]:
-        verdict += f", with {doubts} warning{'s' if doubts > 1 else ''}"
+    if document["exit_code"]:
+        verdict = f"not ready: {', '.join(failed)}"
+    else:
+        besides = f" but for {doubts} warning{'s' if doubts > 1 else ''}" if doubts else ""
+        verdict = f"in order{besides}; fab -H {document['host']} probe says whether the libraries fit"
     console.say(f"{document['host']}: {verdict}", style="bold red" if document["exit_code"] else "bold green")
     return int(document["exit_code"])
