@@ -181,8 +181,11 @@ class Strings:
         home = ".".join(home.split(".")[:2]) if home.count(".") > 3 else self.provider
         calls = re.compile(rb"\.%s\(\s*[\"'](\w+)[\"']" % re.escape(method.encode()))
         peers = set()
+        needle = (".%s(" % method).encode()
         for _module, path in self._nearby(home, method):
-            peers.update(calls.findall(index.data(tree, path)))
+            data = index.data(tree, path)
+            if needle in data:
+                peers.update(calls.findall(data))
         if len(peers) < 2:
             return []
         score: Dict[str, int] = {}
