@@ -112,7 +112,7 @@ class Bench:
         there = str(self.folder / "there")
 
         def forget(path: Path) -> None:
-            """Each file is a new one: to free an old one waits for the disk, for both, and differs from time to time."""
+            """Each file is a new one: freeing an old one waits for the disk, for both sides, and never as long."""
             path.unlink(missing_ok=True)
 
         with connect(self.host) as link:

@@ -1,6 +1,7 @@
 """Files over an exec channel: atomic, checksummed, resumable; two thirds of the time of scp.
 
-On the host it takes only sh, cat, tail, wc, mv and one of sha256sum, shasum, openssl, python3. The part that has
+On the host it takes only sh, cat, tail, wc, mv and one of sha256sum, shasum, openssl, python3; large files go much
+faster where python3 is in PATH. The part that has
 arrived lies beside the target as ".NAME.KEY.part"; the target's name appears only when all of it is checked.
 """
 
