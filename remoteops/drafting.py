@@ -75,6 +75,7 @@ class Planner:
 
     def __init__(self, sources: Mapping[str, bytes]) -> None:
         self.sources = sources
+        self._parsed: dict[str, edits.Draft] = {}
         self._drafts: dict[str, edits.Draft] = {}
         # file -> (fix key, edit), one an edit of its draft
         self._edits: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
@@ -146,7 +147,7 @@ class Planner:
                 useful = True
                 continue
             if file not in drafts:
-                drafts[file] = (self._drafts.get(file) or edits.Draft(self.sources[file], file)).copy()
+                drafts[file] = self._drafts[file].copy() if file in self._drafts else self._fresh(file)
             useful |= drafts[file].apply(edit)
             entered.append((file, edit))
         if not useful and any(self._fresh(file).apply(edit) for file, edit in placed):
@@ -162,8 +163,10 @@ class Planner:
         self._drafts.update(drafts)
 
     def _fresh(self, file: str) -> edits.Draft:
-        """A draft of the audited text."""
-        return edits.Draft(self.sources[file], file)
+        """A draft of the audited text; it is parsed once."""
+        if file not in self._parsed:
+            self._parsed[file] = edits.Draft(self.sources[file], file)
+        return self._parsed[file].copy()
 
     def results(self, fixes: Sequence[Fix]) -> dict[str, tuple[bytes, list[tuple[Fix, Lines]]]]:
         """Every file that changes: its planned bytes, and the lines there that each fix wrote."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 
 import libcst as cst
 
@@ -42,6 +43,7 @@ def python(text: str) -> str:
     return _HOLE.sub(lambda found: _PREFIX + found.group(1), text)
 
 
+@cache
 def expression(text: str) -> cst.BaseExpression:
     """Parse an expression pattern. Raises UsageError (a recipe is wrong) when it is no expression."""
     try:
@@ -50,6 +52,7 @@ def expression(text: str) -> cst.BaseExpression:
         raise UsageError(f"not an expression: {text!r}: {error.message}", tried="read a recipe") from error
 
 
+@cache
 def statement(text: str) -> cst.BaseStatement:
     """Parse a pattern of exactly one statement."""
     try:
