@@ -105,3 +105,37 @@ def test_classes_that_owe_methods_or_make_attributes(tmp_path):
         raise lib.Gone("x")                     # !
     """
     check(Pair(tmp_path, {"lib/__init__.py": LIB}, app), app)
+
+
+def test_what_is_not_awaited(tmp_path):
+    lib = """
+        import functools, wraps
+        class Item:
+            n = 1
+        async def fetch(x): return Item()
+        async def many(): return [Item()]
+        async def stream():
+            yield Item()
+        @wraps.eager
+        async def eager(): return Item()
+    """
+    app = """
+        import asyncio, lib
+        async def run():
+            item = await lib.fetch(1)
+            item.n
+            late = lib.fetch(1)
+            late.n                              # !
+            (await late).n
+            for one in lib.many(): one.n        # !
+            for one in await lib.many(): one.n
+            with lib.fetch(1): pass             # !
+            async for one in lib.stream(): one.n
+            done = lib.eager()
+            done.n
+            tasks = [lib.fetch(n) for n in range(3)]
+            for found in await asyncio.gather(*tasks): found.n
+            late.close()
+        asyncio.run(lib.fetch(1)).n
+    """
+    check(Pair(tmp_path, {"lib/__init__.py": lib}, app), app)

@@ -67,6 +67,8 @@ class Operations(SpecialCalls):
             return False
         if isinstance(option, ExternalInstance) and option.dotted == plain.NOTHING:
             return True
+        if plain.label(option) == "coroutine":
+            return "__await__" not in names
         sure = all(not self._supports(o, names) for o in options(self._inferred_result(origin, None, None)))
         return sure and not any(n in known for n in names)
 

@@ -22,7 +22,7 @@ _ROWS = _names(
     list, tuple, set, frozenset, collections.deque, types.GeneratorType, type({}.keys()), type({}.values()), range
 )
 _TABLES = _names(dict, collections.OrderedDict, collections.Counter, collections.defaultdict, collections.ChainMap)
-_KINDS = {"list": _ROWS, "tuple": _ROWS, "set": _ROWS, "dict": _TABLES}
+_KINDS = {"list": _ROWS, "tuple": _ROWS, "set": _ROWS, "dict": _TABLES, "coroutine": _names(types.CoroutineType)}
 _TYPES = {kind.__name__: _names(kind) for kind in (str, int, float, bool, bytes, complex, bytearray)}
 _TYPES[NOTHING] = frozenset(dir(None))
 

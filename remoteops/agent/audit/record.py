@@ -12,6 +12,7 @@ from remoteops.agent.audit.attributes import Hit
 from remoteops.agent.audit.flow import FlowScope
 from remoteops.agent.audit.index import ClassInfo, FunctionInfo
 from remoteops.agent.audit.keep import Store
+from remoteops.agent.audit.modules import last_name
 from remoteops.agent.audit.operations import Operations
 from remoteops.agent.audit.signatures import unparse
 from remoteops.agent.audit.sites import Problem, Site
@@ -120,7 +121,7 @@ class Recorder(Operations):
             return value
         # What only the text of an exception asks for fails where something else has failed before.
         telling = isinstance(self.statement, ast.Raise)
-        sure = isinstance(origin, FunctionInfo) and not telling and self._surely_lacks(origin, name)
+        sure = isinstance(origin, FunctionInfo) and not telling and self._surely_lacks(origin, name, lacking[0])
         what = plain.label(lacking[0])
         now = "%s gives a %s" % (path, what)
         at = "%s:%d" % (origin.module.file, origin.unit.line) if isinstance(origin, FunctionInfo) else ""
@@ -131,8 +132,10 @@ class Recorder(Operations):
         self.settle(site, S.BREAK if sure else S.RISK, "" if sure else "by its declared type", (problem,))
         return value
 
-    def _surely_lacks(self, origin: FunctionInfo, name: str) -> bool:
+    def _surely_lacks(self, origin: FunctionInfo, name: str, option: Value) -> bool:
         """Whether what the body returns bears out the declared type."""
+        if isinstance(option, Sequence) and option.kind == "coroutine":
+            return True
         found = options(self._inferred_result(origin, None, None))
         return all(o == NONE or name not in (plain.names_of(o) or (name,)) for o in found)
 
@@ -148,8 +151,9 @@ class Recorder(Operations):
             return ExternalInstance(plain.NOTHING, origin=origin)
         if value == NONE and origin.head is not None and origin.head.returns is None:
             return Unknown(True, "the result of %s" % origin.name)  # a stub, or what another class does otherwise
-        if isinstance(value, Sequence) and value.kind == "coroutine" and value.each is not None:
-            return value._replace(each=join([plain.marked(o, origin) for o in options(value.each)]))
+        if isinstance(value, Sequence) and value.kind == "coroutine":
+            inner = join([plain.marked(o, origin) for o in options(value.each)]) if value.each is not None else None
+            return value._replace(each=inner, origin=origin if _plainly_async(origin) else None)
         return join([plain.marked(o, origin) for o in options(value)])
 
     def _returns_nothing(self, value: FunctionValue) -> bool:
@@ -339,6 +343,13 @@ def _does_something(node: Any) -> bool:
         isinstance(n, (ast.Yield, ast.YieldFrom)) or (isinstance(n, ast.Raise) and "NotImplemented" in unparse(n.exc))
         for n in ast.walk(node)
     )
+
+
+def _plainly_async(function: FunctionInfo) -> bool:
+    """Whether a call surely gives a coroutine: no decorator may have made something else of it."""
+    node = function.head
+    known = ("staticmethod", "classmethod", "abstractmethod", "override", "final")
+    return isinstance(node, ast.AsyncFunctionDef) and all(last_name(d) in known for d in node.decorator_list)
 
 
 def _label(option: Value) -> str:
