@@ -134,7 +134,7 @@ def test_the_generator_is_right_on_one_rank_and_two_and_a_killed_worker_and_a_st
     of all three are compared with transformers, so one rank and two agree as well."""
     draw = random.Random(5)
     special = rows(1, repeat=6)
-    data = [*special, *[[draw.randrange(4, 2000) for _ in range(300)] for _ in range(300)]]
+    data = [*special, *[[draw.randrange(4, 2000) for _ in range(300)] for _ in range(200)]]
     small_cache = {"num_gpu_blocks_override": 120}  # 1920 tokens: the longest prompt hardly fits beside others
     settings: dict[str, Any] = {"format": "speculators-v1", "engine_args": small_cache, "reference": len(data)}
     child = Child(tmp_path, data=data, tensor_parallel=2, **settings)
