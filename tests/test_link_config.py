@@ -41,6 +41,7 @@ CASES = {
     "match negated": "Match !exec false\n User yes\n",
     "match all": "Match host other\n User no\nMatch all\n User all\n",
     "match final": "Match final host *.example.org\n User finally\nHost gpu1\n HostName gpu1.example.org\n",
+    "host in the final pass": "Match final all\nHost !gpu1 *\n ProxyJump j1\nHost gpu1\n HostName h1.example\n",
     "case": "hOsT GPU1 gpu1\n uSeR x\n",
     "identity files add up": "Host gpu1\n IdentityFile /a\nHost *\n IdentityFile /b\n",
     "comment": "# nothing\nHost gpu1 # a comment\n User x # trailing\n",

@@ -197,7 +197,9 @@ class _Reader:
                 f"{where}: {parts.group(1)} has no value", file=file, line=number, key=key, hint="repair ssh_config"
             )
         if key == "host":
-            return outer and host_matches(words, self._options.alias)
+            # In its second pass ssh compares Host lines with the address that the first one found.
+            name = expand_hostname(self._options) if self._final else self._options.alias
+            return outer and host_matches(words, name)
         if key == "match":
             return self._match(words, where, outer) and outer
         if key == "include":
