@@ -103,16 +103,18 @@ def extract(job: Dict[str, Any], reporter: Reporter) -> int:
             _settle(job, shape, loaded, reporter)
             reporter.outcome("stopped", **counts)
             return 0
-    reporter.interruptible = True
-    reporter.phase("verify")
-    made = _settle(job, shape, loaded, reporter)
-    from remoteops.agent.extraction import check
+    try:
+        reporter.interruptible = True
+        reporter.phase("verify")
+        made = _settle(job, shape, loaded, reporter)
+        from remoteops.agent.extraction import check
 
-    reference = int(job.get("reference") or 0)
-    report = check.check(str(job["out"]), None, reference=reference, job=job, reject=True, notes=notes)
-    if closing is not None and closing.is_alive():
-        reporter.phase("close")
-        closing.wait()
+        reference = int(job.get("reference") or 0)
+        report = check.check(str(job["out"]), None, reference=reference, job=job, reject=True, notes=notes)
+    finally:  # whatever came of it: how the run ended is told when the engine has ended too
+        if closing is not None and closing.is_alive():
+            reporter.phase("close")
+            closing.wait()
     summary = {
         "rows": len(loaded.rows),
         "written": len(todo),

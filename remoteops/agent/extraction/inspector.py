@@ -4,8 +4,10 @@ A run writes for hours; what is wrong with all of its samples should be known af
 end should have little left to read. The inspector follows the manifest and notes what it saw of every file; a file that
 is still the same at the end (inode, size, time) is not read again. ``fab verify`` trusts none of this and reads all.
 
-As a program: ``python -m remoteops.agent.extraction.inspector OUT NOTES``; it ends when its stdin does, and
-prints a JSON line for every sample that is wrong, and for the first one that is right ("problem": null).
+As a program: ``python -m remoteops.agent.extraction.inspector OUT NOTES START``; it ends when its stdin does, and
+prints a JSON line for every sample that is wrong, and for the first one that is right ("problem": null). Lines of the
+manifest before byte START are of earlier tries: what is wrong there may be on the list to be done again (rejected, cut
+short by a crash), so only what is right is noted, and nothing is said.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from remoteops.agent import manifest, venv
 from remoteops.agent.extraction import samples
@@ -47,8 +49,9 @@ class Inspector:
         clean = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
         clean.update(PYTHONPATH=venv.import_path(), CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
         try:
+            start = os.path.getsize(os.path.join(self._out, manifest.NAME))
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "remoteops.agent.extraction.inspector", self._out, self.notes],
+                [sys.executable, "-m", "remoteops.agent.extraction.inspector", self._out, self.notes, str(start)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=clean,
@@ -127,11 +130,11 @@ def read_notes(path: Optional[str]) -> Dict[int, Dict[str, Any]]:
 
 
 def still_so(note: Optional[Dict[str, Any]], path: str) -> Optional[samples.Finding]:
-    """The note's finding, when the file it was made of has not changed since."""
-    if note is None or note.get("identity") != _identity(path):
+    """The note's finding, when nothing was wrong and the file it was made of has not changed since. What was wrong is
+    read once more: a moment without memory or a mount that was away must cost no good sample."""
+    if note is None or note["problems"] or note.get("identity") != _identity(path):
         return None
-    problems = [(str(text), dict(facts)) for text, facts in note["problems"]]
-    return samples.Finding(problems, bool(note["readable"]), int(note["bytes"]), bytes.fromhex(note["fingerprint"]))
+    return samples.Finding([], bool(note["readable"]), int(note["bytes"]), bytes.fromhex(note["fingerprint"]))
 
 
 def _identity(path: str) -> Optional[List[int]]:
@@ -142,7 +145,7 @@ def _identity(path: str) -> Optional[List[int]]:
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def main(out: str, path: str) -> int:
+def main(out: str, path: str, start: int) -> int:
     """Inspect what the manifest names until stdin ends."""
     from remoteops.agent.extraction import output
 
@@ -155,7 +158,8 @@ def main(out: str, path: str) -> int:
     rows = output.RowFile(out)
     right = False
     with open(path, "w", encoding="utf-8") as notes:
-        for entry in _entries(os.path.join(out, manifest.NAME), ended):
+        for entry, behind in _entries(os.path.join(out, manifest.NAME), ended):
+            earlier = behind <= start
             row = rows.get(entry["index"])
             if row is None or entry.get("rejected"):
                 continue
@@ -164,12 +168,14 @@ def main(out: str, path: str) -> int:
             finding = samples.inspect(file, row, found.header)
             if identity is None or identity != _identity(file):
                 continue  # written again meanwhile: its new line is still to come
+            if earlier and finding.problems:
+                continue
             note = {**finding._asdict(), "index": row.index, "identity": identity, "bytes": finding.size}
             json.dump({**note, "fingerprint": finding.fingerprint.hex()}, notes)
             notes.write("\n")
             notes.flush()
             problem = finding.problems[0][0] if finding.problems else None
-            if problem is not None or not right:
+            if not earlier and (problem is not None or not right):
                 right = right or problem is None
                 json.dump({"index": row.index, "file": entry["file"], "problem": problem}, sys.stdout)
                 sys.stdout.write("\n")
@@ -182,9 +188,11 @@ def _wait_for_end(ended: threading.Event) -> None:
     ended.set()
 
 
-def _entries(path: str, ended: threading.Event) -> Iterator[Dict[str, Any]]:
-    """The manifest's lines as they come, until ``ended``; what is left then is for the check at the end."""
+def _entries(path: str, ended: threading.Event) -> Iterator[Tuple[Dict[str, Any], int]]:
+    """The manifest's lines as they come and the places (bytes) behind them, until ``ended``; what is left then is for
+    the check at the end."""
     rest = b""
+    behind = 0
     with open(path, "rb") as stream:
         while not ended.is_set():
             piece = stream.read(1 << 20)
@@ -193,6 +201,7 @@ def _entries(path: str, ended: threading.Event) -> Iterator[Dict[str, Any]]:
                 continue
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
+                behind += len(line) + 1
                 if ended.is_set():
                     return
                 try:
@@ -200,8 +209,13 @@ def _entries(path: str, ended: threading.Event) -> Iterator[Dict[str, Any]]:
                 except ValueError:
                     continue
                 if isinstance(record, dict) and isinstance(record.get("index"), int):
-                    yield record
+                    yield record, behind
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    try:
+        status = main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    except OSError as problem:  # a full disk mostly; the check at the end reads what is not noted
+        sys.stderr.write("samples are not read back any more: %s\n" % problem.strerror)
+        status = 1
+    os._exit(status)  # the thread that waits for stdin may still do so

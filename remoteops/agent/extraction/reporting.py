@@ -56,7 +56,8 @@ class Reporter:
     def stop(self, number: int = signal.SIGTERM) -> None:
         self.signal = number
         self._stop.set()
-        if self.interruptible:
+        # Another thread (the inspector's) cannot interrupt the main one: that sees ``stopping`` before its next step.
+        if self.interruptible and threading.current_thread() is threading.main_thread():
             self.interruptible = False
             raise Interrupted()
 
