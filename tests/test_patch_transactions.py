@@ -403,6 +403,24 @@ def test_the_last_apply_alone_can_be_undone(site: Site) -> None:
     assert site.files() == BEFORE and site.status()["state"] == "clean"
 
 
+def test_a_hand_edit_survives_an_apply_that_is_taken_back(site: Site) -> None:
+    site.apply()
+    edited = AFTER["pkg/a.py"] + b"# mine\n"
+    site.write("pkg/a.py", edited)
+    # The plan was made on what is there and leaves the edited file alone.
+    site.apply({"pkg/b.py": b"OTHER = 'third'\r\n"}, audited={"pkg/b.py": AFTER["pkg/b.py"]}, keep=True)
+    (record,) = site.revert(undo=True, force=True)
+    assert record["outcome"] == "undone"
+    assert site.files() == {**BEFORE, "pkg/a.py": edited, "pkg/b.py": AFTER["pkg/b.py"]}
+    assert site.status()["state"] == "edited since"
+    # And one that patches it with the edit, because it was forced to.
+    site.apply({"pkg/a.py": b"VALUE = 3\n# mine\n"}, audited={"pkg/a.py": edited}, keep=True, force=True)
+    site.revert(undo=True, force=True)
+    assert site.files() == {**BEFORE, "pkg/a.py": edited, "pkg/b.py": AFTER["pkg/b.py"]}
+    site.revert(force=True)
+    assert site.files() == BEFORE
+
+
 def test_a_request_may_not_reach_outside_its_root(site: Site, tmp_path: Path) -> None:
     outside = tmp_path / "outside.py"
     outside.write_bytes(b"x = 1\n")

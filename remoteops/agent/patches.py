@@ -138,6 +138,10 @@ def apply(request: Request, emit: Emit) -> Dict[str, Any]:
                 "recovered": recovered,
             }
         permitted(request, root, changes)
+        for change in changes:
+            if change.before != MISSING:
+                with open(change.path, "rb") as stream:
+                    contents.append(stream.read())
         for data in contents:
             store.keep(data)
         state = {
@@ -150,7 +154,10 @@ def apply(request: Request, emit: Emit) -> Dict[str, Any]:
             "applied_at": time.time(),
             "by": who(request),
             "meta": request.get("meta") or {},
-            "previous": {key: value for key, value in old.items() if key != "previous"} if in_force else None,
+            "replaced": {os.path.relpath(c.path, root): [c.before, c.after] for c in changes},
+            "previous": {key: value for key, value in old.items() if key not in ("previous", "replaced")}
+            if in_force
+            else None,
         }
         store.commit(changes, state, "apply")
         store.prune(_digests(state))
@@ -246,28 +253,43 @@ def revert(request: Request, emit: Emit) -> Dict[str, Any]:
 
 
 def _step_back(store: Store, state: Dict[str, Any]) -> Dict[str, Any]:
-    """From a patch to the one before it."""
+    """From a patch to the one before it: exactly what the last apply changed goes back, to what was there before it,
+    which may have been edited by hand."""
     root, previous = state["root"], state["previous"]
     changes = []
-    for relative in sorted({*state["files"], *previous["files"]}):
-        now, then = state["files"].get(relative), previous["files"].get(relative)
+    for relative, (before, after) in sorted(_replaced(state).items()):
+        then, now = previous["files"].get(relative), state["files"].get(relative)
         path = os.path.join(root, relative)
         current = hash_of(path)
-        if current not in [record[key] for record in (now, then) if record for key in ("before", "after")]:
+        if current == before or before == MISSING:
+            continue
+        if current != after:
             raise _edited(path, "go back to the patch before", "fab patch --status says what is there")
-        wanted = then["after"] if then else (now or {})["before"]
-        if current != wanted:
-            changes.append(Change(path, current, wanted, None if then else (now or {}).get("mtime_ns")))
+        changes.append(Change(path, current, before, None if then else (now or {}).get("mtime_ns")))
     store.commit(changes, previous, "undo")
     store.prune(_digests(previous))
     changed = [change.path for change in changes]
     return {"root": root, "package": state["package"], "outcome": "undone", "was": PATCHED, "changed": changed}
 
 
+def _replaced(state: Dict[str, Any]) -> Dict[str, List[str]]:
+    """{file: [hash before the last apply, hash behind it]} of what it changed."""
+    if state.get("replaced") is not None:
+        return dict(state["replaced"])
+    found = {}  # of a version that did not note it
+    for relative in {*state["files"], *state["previous"]["files"]}:
+        now, then = state["files"].get(relative), state["previous"]["files"].get(relative)
+        was, is_now = then["after"] if then else now["before"], now["after"] if now else then["before"]
+        if was != is_now:
+            found[relative] = [was, is_now]
+    return found
+
+
 def _digests(state: Dict[str, Any]) -> List[str]:
     """The blobs that a state needs."""
     records = [*state["files"].values(), *((state.get("previous") or {}).get("files") or {}).values()]
-    return [record[key] for record in records for key in ("before", "after")]
+    edited = [before for before, _ in (state.get("replaced") or {}).values()]
+    return [*(record[key] for record in records for key in ("before", "after")), *edited]
 
 
 def status(request: Request, emit: Emit) -> Dict[str, Any]:
