@@ -40,6 +40,7 @@ LARGEST = 1 << 20  # bytes of a packet we take; OpenSSH's own are at most a quar
 _GATHER = 0.002  # seconds in which a small window may grow before it is used
 _SMALL = 4096  # bytes below which a piece is added to the one before
 _PACK = 65536  # bytes of small pieces that make a large one
+_SLACK = 512  # bytes of a packet that is not data; where there is more, a piece of it would hold on to all of that
 
 
 _length = struct.Struct(">I").unpack_from  # of a packet, without these four bytes and its tag
@@ -234,7 +235,7 @@ class Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
                 channel = to
                 if 10 + size + padding > length:
                     raise paramiko.SSHException("the server sent data that is longer than its packet")
-                pieces.append(memoryview(plain)[10 : 10 + size])
+                pieces.append(_piece(plain, size))
         except InvalidTag:
             raise paramiko.SSHException("a packet was changed on its way (wrong authentication tag)") from None
         self.__socket.skip(at)
@@ -249,8 +250,9 @@ class Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
                 raise paramiko.SSHException("the server sent a packet that is all padding")
             last = (number + packets - 1) & 0xFFFFFFFF
             if kind == MSG_CHANNEL_DATA:
-                data = memoryview(plain)[10 : min(10 + size, length - padding)]
-                self._opened.append((kind, ChannelData(to, [data], last)))
+                if 10 + size + padding > length:
+                    raise paramiko.SSHException("the server sent data that is longer than its packet")
+                self._opened.append((kind, ChannelData(to, [_piece(plain, size)], last)))
             else:
                 message = paramiko.Message(plain[2 : length - padding])
                 message.seqno = last
@@ -288,6 +290,12 @@ class Packetizer(paramiko.packet.Packetizer):  # type: ignore[misc]
             if self.__need_rekey and not self.__socket.arrived():
                 raise NeedRekeyException
             self._check_keepalive()
+
+
+def _piece(plain: bytes, size: int) -> memoryview:
+    """The data of a packet; a copy where a server put much behind it that nobody asked for."""
+    data = memoryview(plain)[10 : 10 + size]
+    return data if len(plain) - size <= _SLACK else memoryview(bytes(data))
 
 
 def send_data(channel: paramiko.Channel, data: memoryview) -> int:
