@@ -20,7 +20,7 @@ from paramiko.common import MSG_CHANNEL_DATA, MSG_CHANNEL_EOF
 
 from remoteops.errors import ConnectionLost
 from remoteops.ssh.packets import BATCH, LARGEST, Batch, ChannelData, Packetizer, Pieces, send_data
-from remoteops.ssh.wire import CIPHERS, LinkTransport, Wire
+from remoteops.ssh.wire import CIPHERS, LATER, LinkTransport, Wire
 from remoteops.transport import connect
 
 pytestmark = [pytest.mark.usefixtures("nothing_left"), pytest.mark.timeout(60)]
@@ -176,6 +176,16 @@ def test_keys_change_in_the_middle_of_transfers_because_either_side_wants_it(tmp
     with sshd.running(tmp_path / "plain") as plain, connect(plain.host()) as link:
         round_trip(link, tmp_path, 3_000_000)
         assert len(changes) > 3
+
+
+def test_a_server_that_asks_without_end_while_keys_are_exchanged_fills_no_memory(pair, monkeypatch):
+    transport = LinkTransport(Wire(pair[0]), lambda kind, key: None)
+    monkeypatch.setattr("threading.current_thread", lambda: transport)
+    for number in range(LATER):
+        transport._send_user_message(str(number))
+    with pytest.raises(paramiko.SSHException, match="without end"):
+        transport._send_user_message("one more")
+    monkeypatch.undo()
 
 
 def test_a_channel_that_closes_while_keys_are_exchanged_does_not_stop_the_thread_that_reads(pair, monkeypatch):

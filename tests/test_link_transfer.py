@@ -16,6 +16,7 @@ from link_fixtures import relay_to
 
 from remoteops.errors import ConnectionLost, DiskTooSmall, TransferFailed
 from remoteops.inventory import Host
+from remoteops.ssh import transfer
 from remoteops.ssh.transfer import safe_join
 from remoteops.transport import BaseLink, connect
 
@@ -176,6 +177,19 @@ def test_a_disk_that_is_too_small_is_known_before_anything_is_sent(remote, tmp_p
     with pytest.raises(DiskTooSmall, match="20000000 bytes") as caught:
         remote.upload(source, str(small_disk / "target"))
     assert caught.value.data["need"] == 20_000_000 and list(small_disk.iterdir()) == []
+
+
+@pytest.mark.parametrize("free", ["²", "9" * 5000])
+def test_a_free_space_that_is_no_number_keeps_no_file_from_going(remote, tmp_path, monkeypatch, free):
+    real = transfer._Talk.line
+
+    def line(self, stream, keyword, count):
+        words = real(self, stream, keyword, count)
+        return [*words[:2], free] if keyword == "part" else words
+
+    monkeypatch.setattr(transfer._Talk, "line", line)
+    remote.upload(b"data", str(tmp_path / "target"))
+    assert (tmp_path / "target").read_bytes() == b"data"
 
 
 def test_a_disk_that_fills_up_meanwhile_is_a_typed_error_and_leaves_nothing(remote, tmp_path, small_disk):

@@ -132,15 +132,17 @@ def _upload(
     try:
         have, old, free = talk.line(0, "part", 3)
         offset = _resumable(source, digest, _number(have, what), old, size)
-        if free.isdigit() and int(free) * 1024 < size - int(have):
+        # Whatever df says of a strange mount is no reason not to try.
+        room = int(free) * 1024 if free.isascii() and free.isdigit() and len(free) <= 18 else None
+        if room is not None and room < size - int(have):
             talk.process.close()
             raise DiskTooSmall(
-                f"the file needs {size} bytes and the host has {int(free) * 1024} free there",
+                f"the file needs {size} bytes and the host has {room} free there",
                 host=link.host.name,
                 tried=what,
                 hint="free space, or choose another folder",
                 need=size,
-                free=int(free) * 1024,
+                free=room,
             )
         talk.process.send(b"append\n" if offset else b"fresh\n")
         sent = offset

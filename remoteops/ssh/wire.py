@@ -21,7 +21,8 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes192-ctr", "aes256-ctr")
 MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
 READ = 256 * 1024  # bytes taken from the socket at once
-IDLE = 60.0  # seconds between two looks of a reading thread that nobody sends anything
+IDLE = 15.0  # seconds between two looks of a reading thread that nobody sends anything
+LATER = 4096  # answers kept while keys are exchanged; a server sends nothing then but what was under way
 KEX = tuple(paramiko.Transport._preferred_kex)
 WINDOW = 2 * 1024 * 1024  # bytes a channel may have under way; larger ones make paramiko's buffer slower, not faster
 KeyCheck = Callable[[str, bytes], None]
@@ -143,6 +144,8 @@ class LinkTransport(paramiko.Transport):  # type: ignore[misc]
         """As paramiko's, which waits while keys are exchanged. The reading thread, which must answer a channel that is
         closed, would wait for itself: what it has to say is kept until the exchange is over."""
         if threading.current_thread() is self and not self.clear_to_send.is_set():
+            if len(self._later) >= LATER:
+                raise paramiko.SSHException("the server asks without end while keys are exchanged")
             self._later.append(message)
         else:
             super()._send_user_message(message)
