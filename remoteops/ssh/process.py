@@ -25,7 +25,7 @@ _PACKET = 32768 - 64  # bytes of data in a channel packet
 _GATHER = 0.001  # seconds between two reads of a stream that comes in full packets
 _ENOUGH = 256 * 1024  # bytes that need no gathering
 _NOISE = 8192  # bytes kept of what came before the start marker (a shell's banner)
-_QUIET = 30.0  # seconds between two looks at a command that says nothing
+_QUIET = 5.0  # seconds between two looks at a command that says nothing
 _GRACE = 2.0  # seconds that streams may stay silent and open after the process ended (a child holds them)
 
 
