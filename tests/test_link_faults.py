@@ -19,6 +19,7 @@ from test_link_hostkeys import RELAY
 from remoteops import transport
 from remoteops.errors import ConnectionLost, LinkTimeout, Unreachable
 from remoteops.remote import open_agent
+from remoteops.ssh import dial
 from remoteops.transport import connect
 
 # Each bound below is a second or two: a fault that is not noticed runs into this limit and fails.
@@ -245,6 +246,33 @@ def test_a_jump_host_that_dies_or_freezes(server, tmp_path):
                 with pytest.raises(ConnectionLost):
                     while process.read() is not None:
                         pass
+
+
+def test_a_way_to_the_jump_host_that_freezes_under_an_upload_with_its_socket_full(server, tmp_path, monkeypatch):
+    def small(*arguments):
+        sock = connect_tcp(*arguments)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
+        return sock
+
+    def listen(sock, *arguments):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        really_listen(sock, *arguments)
+
+    connect_tcp, really_listen = dial.connect_tcp, socket.socket.listen
+    monkeypatch.setattr(dial, "connect_tcp", small)
+    monkeypatch.setattr(socket.socket, "listen", listen)
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(20_000_000))
+    with sshd.running(tmp_path / "bastion") as bastion, relay_to(bastion) as (relay, way):
+        fields = bastion_fields(bastion, server, tmp_path)
+        known = tmp_path / "known_hosts"
+        known.write_text(known.read_text() + Path(way["known_hosts"][0]).read_text())
+        fields["jump"] = f"{bastion.user}@127.0.0.1:{relay.port}"
+        with (
+            connect(server.host(**fields, timeouts={"silence": 1})) as link,
+            pytest.raises(ConnectionLost, match="no sign of life"),
+        ):
+            link.upload(source, str(tmp_path / "target"), progress=lambda done, _: done > 4e6 and relay.stall())
 
 
 def test_a_jump_host_that_may_not_forward_or_cannot_reach_the_host(server, tmp_path):

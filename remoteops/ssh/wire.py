@@ -22,6 +22,7 @@ CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "ae
 MACS = ("hmac-sha2-256-etm@openssh.com", "hmac-sha2-512-etm@openssh.com", "hmac-sha2-256", "hmac-sha2-512")
 READ = 256 * 1024  # bytes taken from the socket at once
 IDLE = 15.0  # seconds between two looks of a reading thread that nobody sends anything
+FAREWELL = 1.0  # seconds that a jump host gets to take the end of a connection through it
 LATER = 4096  # answers kept while keys are exchanged; a server sends nothing then but what was under way
 KEX = tuple(paramiko.Transport._preferred_kex)
 WINDOW = 2 * 1024 * 1024  # bytes a channel may have under way; larger ones make paramiko's buffer slower, not faster
@@ -105,7 +106,10 @@ class Wire:
         """End the connection for whoever waits on it. The descriptor itself goes only when ``reader`` is not using it:
         its number may belong to another connection a moment later, and the reader would then wait for that one."""
         if not isinstance(self._sock, socket.socket):
-            self._sock.close()
+            # It wakes whoever waits on the channel, then tells the jump host: which blocks when that one is frozen.
+            closing = threading.Thread(target=self._close_channel, name="remoteops-close", daemon=True)
+            closing.start()
+            closing.join(FAREWELL)
             return
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -113,6 +117,18 @@ class Wire:
             pass  # not connected any more: closing is all that is left
         if self.reader is None or self.reader is threading.current_thread() or not self.reader.is_alive():
             self._sock.close()
+
+
+    def _close_channel(self) -> None:
+        try:
+            self._sock.close()
+        except (OSError, EOFError, paramiko.SSHException):
+            pass  # the jump host is gone as well
+
+    @property
+    def carrier(self) -> LinkTransport | None:
+        """The connection to the jump host that this one goes through."""
+        return None if isinstance(self._sock, socket.socket) else self._sock.get_transport()
 
 
 class LinkTransport(paramiko.Transport):  # type: ignore[misc]
@@ -279,7 +295,7 @@ class Heartbeat(threading.Thread):
             quiet = time.monotonic() - wire.heard
             if quiet >= self._silence:
                 self.reason = f"no sign of life from the host for {quiet:.0f} s (heartbeat unanswered)"
-                self._transport.hang_up()
+                self._hang_up()
                 return
             # Who was just heard need not be asked; the next look still leaves a third of the time for an answer.
             # A frozen peer can fill the socket: whoever holds the send lock then blocks, and so would a ping.
@@ -288,6 +304,15 @@ class Heartbeat(threading.Thread):
                 threading.Thread(target=self._ping, daemon=True, name="remoteops-ping").start()
             for tick in list(self.ticks):
                 tick()
+
+    def _hang_up(self) -> None:
+        """From the first jump host on: one that is frozen with a full socket holds whoever sends through it, and who
+        would close the connection inside it."""
+        chain = [self._transport]
+        while (carrier := chain[-1].wire.carrier) is not None:
+            chain.append(carrier)
+        for transport in reversed(chain):
+            transport.hang_up()
 
     def _ping(self) -> None:
         try:
