@@ -314,6 +314,10 @@ prompts in one step; then one alone. The number is the largest of |engine - tran
 prompt's state at a layer. `generator` runs with the consumer as `fab patch` leaves it. *runner completed*: the CPU
 runner of vLLM 0.18 to 0.21 supports no extract_hidden_states; what its GPU runner does there is added for the trial
 (`bench/cpu_runner.py`). *bare* is told above.
+
+A model that also sees (LLaVA's shape: a Llama under `text_config` beside a vision tower, no image processor in the
+folder) ran with `generator` on vLLM 0.17.1 as text only (`language_model_only`, which both engines ask for where vLLM
+has it): eight rows, 1.1e-06.
 """
 KILLS_HEAD = """\
 Made by `bench/kills.py`: SIGKILL of a worker, the engine or the supervisor, or a disk filled to the last byte, at

@@ -263,5 +263,6 @@ def test_a_worker_that_vllm_only_calls_dead_is_named_and_the_engine_s_own_words_
     with pytest.raises(AgentError, match="engine died: Worker proc VllmWorker-0 died unexpectedly") as caught:
         engine.run([Row(0, [1, 2])], None)
     engine._reporter._stop.set()
+    assert engine._counts._stream.closed
     assert caught.value.kind == "RunFailed"
     assert "EngineCore encountered" in caught.value.tried and "resumed" in caught.value.hint

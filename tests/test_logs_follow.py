@@ -267,7 +267,8 @@ def test_interrupting_leaves_the_run_and_nothing_else_on_the_host(server: sshd.S
     wanted = ("name", "connect", "address", "port", "user", "identity_files", "known_hosts", "ssh_config", "cache_dir")
     fields = {name: getattr(there, name) for name in (*wanted, "state_dir")}
     program = textwrap.dedent(f"""
-        import sys
+        import signal, sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit "ignore"
         from remoteops import logs
         from remoteops.errors import Interrupted
         from remoteops.inventory import Host

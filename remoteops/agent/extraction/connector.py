@@ -61,11 +61,13 @@ class ConnectorEngine:
         try:
             self._feed(iter(rows), parameters)
             self._wait_for_files()
+            counts = self._counts.look()
         except Exception as error:
             if type(error).__name__ != "EngineDeadError":
                 raise
             raise self._died(error) from error
-        counts = self._counts.look()
+        finally:
+            self._counts.close()
         self._reporter.progress(counts["samples"], counts["tokens"], counts["bytes"], force=True)
         return {key: counts[key] for key in ("samples", "tokens", "bytes")}
 
@@ -230,6 +232,9 @@ class _Counts:
         self._rest = b""
         self._stream = open(os.path.join(out, manifest.NAME), "rb")
         self._stream.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        self._stream.close()
 
     @property
     def complete(self) -> bool:
