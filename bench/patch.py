@@ -38,7 +38,7 @@ with open_agent(host) as agent:
     if mode == "audits":
         began = time.perf_counter()
         for _ in range(2):
-            agent.call("audit", {**patch._audit_request(host, None), "refresh": True})
+            agent.call("audit", {**probe.audit_request(host, model=None), "refresh": True})
     else:
         if mode == "after probe":
             probe.probe(host, baseline=None, agent=agent)

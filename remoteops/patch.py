@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from remoteops import rules
+from remoteops import probe, rules
 from remoteops.door import using
 from remoteops.errors import PatchError, UsageError
 
@@ -274,22 +274,7 @@ def status(host: Host, *, agent: Agent | None = None) -> dict[str, Any]:
 
 
 def _audit_request(host: Host, model: str | None, **fields: Any) -> dict[str, Any]:
-    """What ``fab probe`` asks, word for word: what one of them found is in the host's cache for the other."""
-    return {
-        "consumer": host.workload.consumer,
-        "provider": host.workload.provider,
-        "consumer_path": None,
-        "provider_path": None,
-        "venv": host.venv,
-        "state_dir": host.state_dir,
-        "cache_dir": host.cache_dir,
-        "contracts": [*rules.contracts()],
-        "model": model,
-        "all": False,
-        "facts": True,
-        "baseline_path": None,
-        **({**_request(host), **fields} if fields else {}),
-    }
+    return {**probe.audit_request(host, model=model), **({**_request(host), **fields} if fields else {})}
 
 
 def _request(host: Host, **fields: Any) -> dict[str, Any]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from remoteops import rules, since, sources
 from remoteops.door import using
 from remoteops.errors import MissingPackage, TransferFailed, by_kind
+
+if TYPE_CHECKING:
+    from remoteops.schema import Host
 
 Document = dict[str, Any]
 AUTO = "auto"
@@ -129,20 +132,7 @@ def probe(
     the plain commands that show each finding by hand, with ``run`` their output. An open ``agent`` is used when given.
     """
     with using(host, agent) as door:
-        request = {
-            "consumer": consumer or host.workload.consumer,
-            "provider": provider or host.workload.provider,
-            "consumer_path": None,
-            "provider_path": None,
-            "venv": host.venv,
-            "state_dir": host.state_dir,
-            "cache_dir": host.cache_dir,
-            "contracts": [*rules.contracts()],
-            "model": model,
-            "all": everything,
-            "facts": True,  # asked for always: they cost nothing, and every audit of a host is one entry of its cache
-            "baseline_path": None,
-        }
+        request = audit_request(host, model=model, everything=everything, consumer=consumer, provider=provider)
         document = door.call("audit", request, on_event=on_event)
         notes: list[str] = []
         if baseline:
@@ -160,6 +150,27 @@ def probe(
             document["checks"] = door.call("audit.shell", asked, on_event=on_event)["checks"]
     _finish(document, host.name, notes)
     return document
+
+
+def audit_request(
+    host: Host, *, model: str | None, everything: bool = False, consumer: str | None = None, provider: str | None = None
+) -> dict[str, Any]:
+    """The request of verb ``audit`` for a host. Whoever asks the same finds one entry in the host's cache: there is no
+    other place that builds it."""
+    return {
+        "consumer": consumer or host.workload.consumer,
+        "provider": provider or host.workload.provider,
+        "consumer_path": None,
+        "provider_path": None,
+        "venv": host.venv,
+        "state_dir": host.state_dir,
+        "cache_dir": host.cache_dir,
+        "contracts": [*rules.contracts()],
+        "model": model,
+        "all": everything,
+        "facts": True,  # asked for always: they cost nothing
+        "baseline_path": None,
+    }
 
 
 def find_baseline(

@@ -30,12 +30,7 @@ def dataset(
     try:
         return _estimate(path, records.files_of(path), max_length, venv_python, import_path)
     except OSError as error:
-        raise AgentError(
-            "DatasetError",
-            "%s cannot be read: %s" % (path, error.strerror or error),
-            tried=str(error.filename or ""),
-            hint="check its owner, mode and mount on the host",
-        ) from error
+        raise records.unreadable(path, error) from error
 
 
 def _estimate(

@@ -107,12 +107,17 @@ def open_records(path: str) -> Records:
     try:
         return _open(path, files_of(path))
     except OSError as error:
-        raise AgentError(
-            "DatasetError",
-            "%s cannot be read: %s" % (path, error.strerror or error),
-            tried=str(error.filename or ""),
-            hint="check its owner, mode and mount on the host",
-        ) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str, error: OSError) -> AgentError:
+    """The error for a dataset that the system does not let us read."""
+    return AgentError(
+        "DatasetError",
+        "%s cannot be read: %s" % (path, error.strerror or error),
+        tried=str(error.filename or ""),
+        hint="check its owner, mode and mount on the host",
+    )
 
 
 def _open(path: str, files: List[str]) -> Records:
